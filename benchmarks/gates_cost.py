@@ -23,13 +23,13 @@ from measure import compared_seconds, interleaved_clocks, record
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Trainer, TrainingArguments
 
-from braidlm.decoders.gating import attach, gates_of
 from braidlm.kernels.gates import lower_gates
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
+from braidlm.opening.gating import attach, gates_of
 from braidlm.training.amounts import Amount
 from braidlm.training.config import TrainingConfig
-from braidlm.training.decoder_start import train_gates_alone
+from braidlm.training.start_from import train_gates_alone
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.decoder import TrainableDecoder

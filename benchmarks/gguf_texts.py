@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from measure import record
 
-from braidlm.bridges.convert import convert
 from braidlm.bridges.formats.gguf.bridge import GgufBridge
-from braidlm.bridges.opening import load, open_model
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.data.corpora.builtin import documents
 from braidlm.data.tokenizing.build import BraidTokenizer
+from braidlm.opening.convert import convert
+from braidlm.opening.open import load, open_model
 
 UNSEEN = 1_000_000
 """The number of the first story that is read."""

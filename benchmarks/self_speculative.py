@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from measure import record
 
-from braidlm.bridges.opening import open_model
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.decoding.speculative import SpeculativeDecoder, decode_speculatively
 from braidlm.core.devices import choose_device
 from braidlm.data.corpora.builtin import documents
+from braidlm.opening.open import open_model
 
 GREEDY = Sampling(temperature=0)
 

@@ -16,11 +16,11 @@ from transformers import (
 )
 
 from braidlm.data.tokenizing.build import load_tokenizer
-from braidlm.decoders.adapter import save_adapter, weights_sha256
-from braidlm.decoders.gating import attach
-from braidlm.decoders.loading import open_decoder
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
+from braidlm.opening.adapter import save_adapter, weights_sha256
+from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.gating import attach
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,

@@ -224,7 +224,7 @@ def test_everything_is_checked_before_the_first_model_works(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a model was at work")
 
-    monkeypatch.setattr("braidlm.bridges.opening.OpenModel.load", never)
+    monkeypatch.setattr("braidlm.opening.opened_model.OpenedModel.load", never)
     out = tmp_path / "study.md"
     long = tmp_path / "long.txt"
     long.write_text("w1 " * 40)

@@ -19,7 +19,7 @@ FLOORS = {
     "core": 1,
     "data": 2,
     "bridges": 3,
-    "decoders": 4,
+    "opening": 4,
     "training": 5,
     "evals": 5,
     "inspection": 5,

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from braidlm.bridges.convert import convert
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import cost_of, model_cost, stage_table
@@ -29,6 +28,7 @@ from braidlm.model.heads.embedding import Embedding, embeddings
 from braidlm.model.heads.head import Head, heads
 from braidlm.model.heads.losses import log_probabilities_of, next_token_loss
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.convert import convert
 from braidlm.training.train import train
 from tests.tiny_models import VOCABULARY, ToyTokenizer, random_ids, tiny_model
 

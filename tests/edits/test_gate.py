@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, BertConfig, GPT2Config, LlamaConf
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
-from braidlm.decoders.gating import gates_of
-from braidlm.decoders.loading import open_decoder
 from braidlm.edits.edit import edit
+from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.gating import gates_of
 from tests.tiny_models import VOCABULARY, ToyTokenizer, random_ids, tiny_model
 
 STAGES = [{"block": {"layers": 2}}, {"parallel": {"paths": 2, "layers": 2, "join": "routed"}}]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from braidlm.bridges.convert import convert
-from braidlm.bridges.opening import open_model
 from braidlm.core.models.licence import licence_of_folder
 from braidlm.edits.compose import compose
+from braidlm.opening.convert import convert
+from braidlm.opening.open import open_model
 from tests.edits.composed_paths import saved_path
 
 CARD = "---\nlicense: {}\n---\n# A model\n"

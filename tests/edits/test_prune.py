@@ -10,18 +10,17 @@ from safetensors.torch import load_file, save_file
 
 import braidlm
 from braidlm.bridges.model_info import ModelInfo
-from braidlm.bridges.opening import OpenModel
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer
 from braidlm.edits.edit import edit
 from braidlm.edits.modules import layers_of, modules_of
-from braidlm.edits.sources import open_source
 from braidlm.edits.usage import all_modules, measure_usage
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
+from braidlm.opening.braid import OpenedBraid
 
 TEXT = "The cat sat on the mat. A dog ran after the ball, and the ball ran on. " * 8
 
@@ -115,7 +114,7 @@ def test_fewer_modules_than_were_drawn(tmp_path: Path, text: Path) -> None:
 def test_the_norm_of_what_experts_say_to_the_tokens_that_chose_them(tmp_path: Path, text: Path) -> None:
     """With `scope: routed` an expert attends to these alone; computed here from what it adds to the stream."""
     folder = model_folder(tmp_path / "source", "own", scope="routed")
-    source = open_source(OpenModel(folder))
+    source = OpenedBraid(folder)
     ids, modules = bytes_tokenizer().encode(TEXT)[:40], all_modules(source)
     found = measure_usage(source.load(), modules, [ids], "output_norm")
     model = source.load()

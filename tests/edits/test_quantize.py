@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from braidlm.bridges.convert import convert
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
@@ -21,6 +20,7 @@ from braidlm.edits.edit import edit
 from braidlm.edits.quantize import Codes, codes_of_4_bits, codes_of_8_bits
 from braidlm.model.compression.quantised import FourBitMatrix, QuantisedMatrix, fixed
 from braidlm.model.routing.stacked import StackedLinear
+from braidlm.opening.convert import convert
 from braidlm.training.train import train
 from tests.edits.small_models import KINDS, model_folder, text_file
 from tests.tiny_models import random_ids, tiny_model

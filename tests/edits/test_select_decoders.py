@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaC
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.decoders.adapter import read_adapter, save_adapter, weights_sha256
-from braidlm.decoders.full_folder import write_decoder
-from braidlm.decoders.gating import attach, gates_of, without
-from braidlm.decoders.loading import open_decoder
 from braidlm.edits.edit import edit
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
+from braidlm.opening.adapter import read_adapter, save_adapter, weights_sha256
+from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.full_folder import write_decoder
+from braidlm.opening.gating import attach, gates_of, without
 from tests.edits.small_models import text_file
 from tests.tiny_models import random_ids, randomised
 

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from braidlm.bridges.convert import convert
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import WEIGHTS, load_model, save_model
@@ -19,6 +18,7 @@ from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.convert import convert
 from tests.tiny_models import random_ids, randomised
 
 TOKENIZER = bytes_tokenizer()

@@ -28,9 +28,9 @@ from braidlm.bridges.checkpoint import Checkpoint
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
-from braidlm.decoders.shards import write_shards
 from braidlm.edits.edit import edit
 from braidlm.edits.upcycling import mixtral_folder
+from braidlm.opening.shards import write_shards
 from braidlm.training.trainables.decoder import DecoderObjective
 from tests.tiny_models import VOCABULARY, ToyTokenizer, random_ids, randomised
 
@@ -263,7 +263,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 
 
 def braid_folder(home: Path) -> Path:
-    from braidlm.bridges.convert import convert
+    from braidlm.opening.convert import convert
 
     shutil.rmtree(home / "source")
     convert(folder_of(home / "source", "llama"), home / "braid")

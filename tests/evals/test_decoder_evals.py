@@ -12,16 +12,15 @@ from braidlm.cli.main import main
 from braidlm.core.reading import read_json
 from braidlm.data.packing.prepare import prepare
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.decoders.full_folder import write_decoder
-from braidlm.decoders.gating import attach
-from braidlm.decoders.loading import open_decoder
-from braidlm.evals.evaluate import evaluate
+from braidlm.evals.evaluate import evaluate, open_to_score
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.model_folders import open_model_folders
 from braidlm.evals.scoring.completions import complete
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
+from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.full_folder import write_decoder
+from braidlm.opening.gating import attach
 from tests.tiny_decoders import CONFIGS, save_decoder, save_gates
 
 TEXTS = ["One day a cat sat on a mat.", "It was a fine day, and nobody said a word.", "The end."]
@@ -74,15 +73,15 @@ def test_another_base_is_another_model(tokenizer: Path, tmp_path: Path) -> None:
     """What gates were scored with is part of the key under which a result is cached."""
     one = save_decoder("llama", tokenizer, tmp_path / "one")
     gates = save_gates(one, tmp_path / "gates")
-    (folder,) = open_model_folders([gates])
+    (folder,) = open_to_score([gates])
     save_decoder("llama", tokenizer, one, rms_norm_eps=1e-3)
-    (again,) = open_model_folders([gates])
+    (again,) = open_to_score([gates])
     assert folder.sha256 != again.sha256
 
 
 def test_completions_are_those_of_generate(tokenizer: Path, tmp_path: Path) -> None:
     gated = save_gates(save_decoder("phi3", tokenizer, tmp_path / "phi3"), tmp_path / "gated", moved=0.3)
-    (folder,) = open_model_folders([gated])
+    (folder,) = open_to_score([gated])
     model = folder.load("cpu")
     prompts = [[5, 6, 7], [70, 71, 72, 73, 74], [9]]
     never = [lambda _: False] * len(prompts)

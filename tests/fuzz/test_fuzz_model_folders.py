@@ -15,7 +15,7 @@ from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import save_model
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.evals.model_folders import open_model_folders
+from braidlm.evals.evaluate import open_to_score
 from tests.fuzz.honesty import honest
 from tests.fuzz.mutations import HOSTILE, as_json, changed, damaged, seeded
 from tests.tiny_models import tiny_model
@@ -56,7 +56,7 @@ def used(folder: Path, verb: str) -> None:
     """One way to use it gives a result, or says what is wrong with exit code 2."""
     with honest():
         if verb == "eval":
-            open_model_folders([folder])
+            open_to_score([folder])
         else:
             assert main([verb, str(folder), *(GENERATE if verb == "generate" else ()), "--json"]) in (0, 2)
     shutil.rmtree(folder)

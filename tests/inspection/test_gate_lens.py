@@ -8,12 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen2Config
 
 from braidlm.core.errors import BraidError
-from braidlm.decoders.gating import attach, gates_of, without
 from braidlm.inspection import gates as gates_module
 from braidlm.inspection.gate_lens import LayerLens, gate_lens, perplexity
 from braidlm.inspection.gates import GateActivity, ModelGates, gain_of, measure_gates
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
+from braidlm.opening.gating import attach, gates_of, without
 from tests.tiny_models import randomised, tiny_model
 
 SIZES = {

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 import braidlm
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.decoders.adapter import save_adapter, weights_sha256
-from braidlm.decoders.gating import attach, gates_of
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
+from braidlm.opening.adapter import save_adapter, weights_sha256
+from braidlm.opening.gating import attach, gates_of
 from tests.inspection.path_models import saved
 from tests.tiny_models import randomised, tiny_model
 

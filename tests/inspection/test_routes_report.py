@@ -251,7 +251,7 @@ def test_a_prompt_longer_than_the_context(folders: dict[str, Path]) -> None:
 def test_mistakes_are_found_before_a_model_is_loaded(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, mistake: dict
 ) -> None:
-    monkeypatch.setattr("braidlm.bridges.opening.load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("braidlm.opening.braid.load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(BraidError):
         routes(folders["letters"], **mistake)
 
@@ -259,7 +259,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(
 def test_missing_matplotlib_is_said_at_once(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("braidlm.bridges.opening.load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("braidlm.opening.braid.load_model", lambda *_: pytest.fail("the model was loaded"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BraidError, match="plots need matplotlib"):
         routes(folders["letters"], out=tmp_path / "report")

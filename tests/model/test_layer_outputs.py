@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPT2LMHeadModel
 
-from braidlm.bridges.convert import convert
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification
+from braidlm.opening.convert import convert
 from tests.tiny_models import random_ids, randomised, tiny_config, tiny_model
 
 

@@ -17,7 +17,7 @@ import braidlm
 from braidlm.cli.main import main
 from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError
-from braidlm.core.models.names import find_sources
+from braidlm.opening.names import find_sources
 from braidlm.studies.comparing.compare import compare
 from braidlm.studies.comparing.peak_memory import PeakMemory
 from braidlm.studies.comparing.report import comparison_columns, comparison_rows

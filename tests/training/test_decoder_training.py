@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models import memory
-from braidlm.decoders.gating import gates_of
-from braidlm.decoders.loading import open_decoder
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
+from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.gating import gates_of
 from braidlm.training.config import TrainingConfig
-from braidlm.training.decoder_start import freeze_decoder, plan_decoder_run
 from braidlm.training.recipe import decode_recipe
+from braidlm.training.start_from import freeze_decoder, plan_decoder_run
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train

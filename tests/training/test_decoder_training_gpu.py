@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from braidlm.decoders.gating import gates_of
-from braidlm.decoders.loading import open_decoder
 from braidlm.model.config.strict import decode
+from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.gating import gates_of
 from braidlm.training.config import TrainingConfig
-from braidlm.training.decoder_start import weights_dtype
+from braidlm.training.start_from import weights_dtype
 from braidlm.training.train import train
 from tests.tiny_decoders import save_decoder, save_gates
 from tests.training.tiny_runs import decoder_recipe, records, stopped_after

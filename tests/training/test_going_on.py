@@ -10,7 +10,7 @@ import yaml
 from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import newest_checkpoint
 from braidlm.core.reading import read_json
-from braidlm.evals.model_folders import checkpoint_folders
+from braidlm.opening.open import checkpoint_folders
 from braidlm.training.monitoring.progress import Progress
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.learning_rate import LearningRate

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from braidlm.bridges.checkpoint import Checkpoint, Shapes
-from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import BraidTokenizer
@@ -96,8 +95,11 @@ class Bridge(ABC):
     """Whether it may be a folder with a config.json that names the format."""
 
     @abstractmethod
-    def open(self, location: Location) -> OpenedCheckpoint:
-        """Read a checkpoint's configuration, check that Braid can express it, and open its tensors."""
+    def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
+        """Read a checkpoint's configuration, check that Braid can express it, and open its tensors.
+
+        `path` is a folder, or a file of weights with which `config_file` may be given.
+        """
 
     @abstractmethod
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:

@@ -1,7 +1,7 @@
 """Formats of Hugging Face: folders with a configuration that transformers reads, imported and exported."""
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,14 +10,15 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, bullet_list
-from braidlm.bridges.checkpoint import Checkpoint
-from braidlm.bridges.exporting import FolderTarget
-from braidlm.bridges.locate import Location
+from braidlm.bridges.checkpoint import Checkpoint, Shapes
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.bridges.rope import older_rope_settings
 from braidlm.core.errors import BraidError
-from braidlm.core.files import write_json
+from braidlm.core.files import atomic_folder, write_json, write_text
+from braidlm.core.models.card import exported_card
+from braidlm.core.models.licence import CARD
 from braidlm.core.reading import read_json
+from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.config.braid_config import BraidConfig
 
 
@@ -52,12 +53,12 @@ class HuggingFaceBridge(ExportingBridge):
             model: Any = self.model_class(config)  # type: ignore[arg-type]
         return TransformersTarget(model, self.head, self.embedding)
 
-    def open(self, location: Location) -> OpenedCheckpoint:
-        config = self.foreign_config(location.path)
+    def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
+        config = self.foreign_config(path)
         if problems := self.import_problems(config):
-            where = str(location.path / "config.json")
+            where = str(path / "config.json")
             raise BraidError(f"Braid cannot express this {self.title}:{bullet_list(problems)}", where)
-        checkpoint = self.open_checkpoint(location.path)
+        checkpoint = self.open_checkpoint(path)
         notes = self.resolve_tied_head(config, checkpoint)
         token_ids = {name: getattr(config, name) for name in TOKEN_IDS}
         ours = BraidConfig(self.architecture(config), vocab_size=config.vocab_size, **token_ids)
@@ -97,6 +98,27 @@ class HuggingFaceBridge(ExportingBridge):
             return []
         config.tie_word_embeddings = False
         return ["config.json ties the head to the embedding, but the weights hold another head: it is kept, untied"]
+
+
+class FolderTarget(ABC):
+    """A folder of another format: its own files, and beside them the tokenizer, the lineage and a card."""
+
+    shapes: Shapes
+
+    @abstractmethod
+    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        """Write configuration and weights."""
+
+    def write(
+        self, out: Path, tensors: dict[str, Tensor], tokenizer: BraidTokenizer | None, lineage: dict[str, Any]
+    ) -> None:
+        """Write the folder in one atomic step."""
+        with atomic_folder(out) as folder:
+            if tokenizer is not None:
+                tokenizer.save(folder)
+            self.save(tensors, folder)
+            write_json(folder / "lineage.json", lineage)
+            write_text(folder / CARD, exported_card(out.name, lineage))
 
 
 class TransformersTarget(FolderTarget):

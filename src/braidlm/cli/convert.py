@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert as the arguments say."""
-    from braidlm.bridges.convert import convert
+    from braidlm.opening.convert import convert
 
     plan = convert(
         args.source,

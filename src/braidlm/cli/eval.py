@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from braidlm.cli.settings import add_settings, add_switches, given_settings, number, settings_from
 from braidlm.core.console import show, show_json
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.core.models.names import find_sources
 from braidlm.model.config.ranges import CountOrZero, Layers
+from braidlm.opening.names import find_sources
 
 if TYPE_CHECKING:
     from braidlm.evals.babylm.predictions import WrittenFiles

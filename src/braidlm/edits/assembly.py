@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from braidlm.core.models.folders import fill
 from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.edits.account import Account, Part
-from braidlm.edits.sources import Source
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin
 from braidlm.model.paths.joins import SameWidthJoin, SharedLinear
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.paths.project import ProjectStage
+from braidlm.opening.braid import OpenedBraid
 
 STARTS = {
     "mean": "by passing on the paths' outputs, the mean of all or each path's own part (`--start random`: at random)",
@@ -27,7 +27,9 @@ docs/compose.md has the numbers. `random` is PaPaformer's: as the model's initia
 """
 
 
-def assemble(model: BraidForCausalLM, account: Account, sources: Mapping[str, Source], seed: int) -> BraidForCausalLM:
+def assemble(
+    model: BraidForCausalLM, account: Account, sources: Mapping[str, OpenedBraid], seed: int
+) -> BraidForCausalLM:
     """Fill a skeleton as the account says; of the sources only one tensor's parts are in memory at a time."""
     check_weights_fit(weights_bytes(model))
     with torch.random.fork_rng(devices=[]):

@@ -12,11 +12,11 @@ from transformers import DynamicCache
 from braidlm.core import console
 from braidlm.core.models.memory import weights_bytes
 from braidlm.edits.account import columns
-from braidlm.edits.sources import Source
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import HeldOutText, read_text
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.braid import OpenedBraid
 
 ROUNDS = 3
 """How often speeds are measured; old and new model take turns, and the median counts."""
@@ -40,12 +40,12 @@ class Measures:
     """One token after another, as in generation."""
 
 
-def measure_beside(source: Source, text: str | None, tokens: int) -> Callable[[BraidForCausalLM], dict[str, Any]]:
+def measure_beside(source: OpenedBraid, text: str | None, tokens: int) -> Callable[[BraidForCausalLM], dict[str, Any]]:
     """A function that measures an edited model beside its source, shows both and returns them for the lineage."""
     held_out = None if text is None else read_text(text, Settings(max_tokens=tokens))  # a wrong name is an error now
 
     def measured(edited: BraidForCausalLM) -> dict[str, Any]:
-        models = {"before": source.load(), "after": edited}
+        models = {"before": source.load(dtype=torch.float32), "after": edited}
         forward, step = (_speeds(models, run) for run in (_forward, _steps))
         measures = {
             name: Measures(_bits(source, model, held_out), weights_bytes(model), forward[name], step[name])
@@ -59,10 +59,10 @@ def measure_beside(source: Source, text: str | None, tokens: int) -> Callable[[B
     return measured
 
 
-def _bits(source: Source, model: BraidForCausalLM, text: HeldOutText | None) -> float | None:
+def _bits(source: OpenedBraid, model: BraidForCausalLM, text: HeldOutText | None) -> float | None:
     if text is None:
         return None
-    evaluated = EvaluatedModel(Scorer(model), source.model.tokenizer, source.model.folder)
+    evaluated = EvaluatedModel(Scorer(model), source.tokenizer, source.folder)
     with console.progress("bits per byte", None, "tokens") as advance:
         return text.evaluate("bits_per_byte", evaluated, lambda done, total: advance(done, "")).score
 

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from braidlm.bridges.model_info import ModelInfo
-from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
-from braidlm.core.models.names import find_sources, model_folder
 from braidlm.edits.assembly import STARTS, initialise_as_mean
 from braidlm.edits.composing.averaging import averages, check_averaged, check_no_layout, composing_joins
 from braidlm.edits.composing.composition import Composition
@@ -26,13 +24,14 @@ from braidlm.edits.composing.path_models import (
     name_paths,
 )
 from braidlm.edits.edit import EditPlan, carry_out
-from braidlm.edits.sources import open_source
 from braidlm.model.config.architecture import Architecture, read_architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Layers, LayersOrZero, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.freezing import FREEZABLE
+from braidlm.opening.names import find_sources, is_hub_name
+from braidlm.opening.open import open_model
 
 
 def compose(
@@ -68,14 +67,19 @@ def compose(
     _check_options(layers, blocks, freeze, start, seed)
     if out is not None or not dry_run:
         check_new_folder(out)
-    models = [OpenModel(model_folder(found)) for source in sources for found in find_sources(source)]
+    models = [
+        open_model(found, "braid")
+        for source in sources
+        for found in ([source] if is_hub_name(source) else find_sources(source))
+    ]
     if len(models) < 2:
         raise BraidError("composing takes at least two models", todo="`braid compose A B --out M`")
     check_listed_once(models)
     path_names = name_paths(models, names)
     check_tokenizers(models, path_names)
-    paths = [PathModel.of(name, open_source(one)) for name, one in zip(path_names, models, strict=True)]
+    paths = [PathModel.of(name, one) for name, one in zip(path_names, models, strict=True)]
     for path in paths:
+        path.source.check_editable()
         check_alone(path, path.folder, averaged)
     check_together(paths)
     composition = Composition.of(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)

@@ -14,23 +14,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from braidlm.bridges.locate import find_tokenizer
-from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import check_new_folder
 from braidlm.core.models.folders import save_model
-from braidlm.core.models.names import find_model
 from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.edits.account import Account
 from braidlm.edits.assembly import assemble
-from braidlm.edits.sources import Source, open_source
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Seed
 from braidlm.model.config.registry import Registry, import_files
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.open import Backend, open_model
+from braidlm.opening.opened_model import OpenedModel, find_tokenizer
 
 edits = Registry("edit")
 
@@ -66,18 +65,21 @@ class Edit(ABC):
 
     about: ClassVar[str]
     """One line for the command line."""
+    backend: ClassVar[Backend] = "braid"
+    """What reads the model; other than Braid where the kind of edit also takes decoders of transformers."""
 
     @abstractmethod
-    def plan(self, source: Source) -> EditPlan:
+    def plan(self, source: OpenedBraid) -> EditPlan:
         """What the edit makes of a model; the model is not changed."""
 
-    def apply(self, model: str | Path, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
+    def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
         """Plan for a Braid model, or one that a bridge reads, and carry it out.
 
         A kind whose results may be of another format than Braid's overrides it.
         """
-        source = open_source(OpenModel(find_model(model)))
-        return carry_out(self.plan(source), {SOURCE: source}, find_tokenizer(source.model.folder), out, record, dry_run)
+        source = model if isinstance(model, OpenedBraid) else OpenedBraid(model.folder)
+        source.check_editable()
+        return carry_out(self.plan(source), {SOURCE: source}, find_tokenizer(source.folder), out, record, dry_run)
 
 
 def edit(
@@ -92,7 +94,8 @@ def edit(
 ) -> Path | None:
     """Make a new model of one: `kind` is `prune` or another kind that `braid edit --help` lists, with its options.
 
-    `model` is a model folder, a run or one model of a study. Returns the folder written, None for a dry run.
+    `model` is a model folder, a run, one model of a study, or ORG/NAME on the Hub. Returns the folder
+    written, None for a dry run.
     """
     load_edits()
     chosen: Edit = decode(edits[kind], options)
@@ -100,12 +103,13 @@ def edit(
     if out is not None or not dry_run:
         check_new_folder(out)
     record = {"made_by": f"braid edit {kind}", "options": {"seed": seed, **asdict(chosen)}}  # type: ignore[call-overload]
-    return chosen.apply(model, out, record, dry_run)
+    opened = open_model(model, chosen.backend, bare=chosen.backend != "braid")
+    return chosen.apply(opened, out, record, dry_run)
 
 
 def carry_out(
     plan: EditPlan,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, OpenedBraid],
     tokenizer: BraidTokenizer | None,
     out: str | Path | None,
     record: dict[str, Any],
@@ -131,7 +135,7 @@ def carry_out(
     lineage = {
         **record,
         **({} if plan.measure is None else {"measured": plan.measure(model)}),
-        "sources": [{"name": name, **source.record()} for name, source in sources.items()],
+        "sources": [{"name": name, **source.edit_record()} for name, source in sources.items()],
         **plan.account.record(),
     }
     folder = given_path(out)
@@ -151,8 +155,8 @@ def load_edits() -> None:
 
 
 @torch.no_grad()
-def _check_unchanged(source: Source, edited: BraidForCausalLM, ids: Tensor) -> None:
-    change = (source.load()(ids).logits - edited(ids).logits).abs().max().item()
+def _check_unchanged(source: OpenedBraid, edited: BraidForCausalLM, ids: Tensor) -> None:
+    change = (source.load(dtype=torch.float32)(ids).logits - edited(ids).logits).abs().max().item()
     if not change <= UNCHANGED:
         raise BraidError(
             f"this edit promises not to change a logit by more than {UNCHANGED:g}, and one changed by {change:g}",

@@ -20,9 +20,9 @@ from braidlm.edits.matrices import (
     parameters_text,
     shared_once,
 )
-from braidlm.edits.sources import Source
 from braidlm.model.compression.low_rank import FactorisedLinear
 from braidlm.model.config.ranges import Count, Probability, Size
+from braidlm.opening.braid import OpenedBraid
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Factorize(Edit):
         if (self.energy is None) == (self.rank is None):
             raise BraidError("give either the energy to keep or a rank", todo="`--energy 0.9` or `--rank 64`")
 
-    def plan(self, source: Source) -> EditPlan:
+    def plan(self, source: OpenedBraid) -> EditPlan:
         measure = measure_beside(source, self.text, self.tokens)
         matrices = [m for m in matrices_of(source, self.modules) if not _is_factor(source, m)]
         factors = self._factors(source, shared_once(matrices))
@@ -68,7 +68,7 @@ class Factorize(Edit):
         if not chosen:
             raise BraidError(
                 "no matrix has fewer parameters as a product of two",
-                source.model.title,
+                source.title,
                 "Keep less energy, or choose a lower rank.",
             )
         ranks = {matrix.address: factors[matrix.tensor].rank for matrix in chosen}
@@ -84,14 +84,14 @@ class Factorize(Edit):
         whole = len(shared_once(matrices)) - len(once)
         notes = [f"{whole} matrices stay: as products they would have more parameters"] if whole else []
         lines = [
-            f"Factorize {source.model.title}: {len(once)} matrices become products, {parameters_text(source, model)}",
+            f"Factorize {source.title}: {len(once)} matrices become products, {parameters_text(source, model)}",
             *(f"  {_line(matrix, factors[matrix.tensor])}" for matrix in once),
             *account_table(account, ()),
             *(f"  note: {note}" for note in (*notes_of(source), *notes)),
         ]
         return EditPlan(lines, model, account, measure=measure)
 
-    def _factors(self, source: Source, matrices: list[Matrix]) -> dict[str, Factors]:
+    def _factors(self, source: OpenedBraid, matrices: list[Matrix]) -> dict[str, Factors]:
         """By the matrix's tensor; without those that would not become smaller."""
         found = {}
         with console.progress("singular values", len(matrices), "matrices") as advance:
@@ -126,10 +126,10 @@ def _half(matrix: Matrix, tensor: Tensor, text: str) -> Derived:
     return Derived((Part(SOURCE, matrix.tensor),), transform=Transform(lambda _: matrix.rows(tensor), text))
 
 
-def _is_factor(source: Source, matrix: Matrix) -> bool:
+def _is_factor(source: OpenedBraid, matrix: Matrix) -> bool:
     """Whether a matrix is one of the two that an earlier edit made of one."""
     parent = matrix.address.rpartition(".")[0]
-    return isinstance(source.plain.model.model.get_submodule(parent), FactorisedLinear)
+    return isinstance(source.info.model.model.get_submodule(parent), FactorisedLinear)
 
 
 def _line(matrix: Matrix, factors: Factors) -> str:

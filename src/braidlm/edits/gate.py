@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedModel
 
-from braidlm.bridges.locate import locate_model
-from braidlm.bridges.opening import BRAID, model_type
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, sha256_of, write_text
@@ -21,19 +19,19 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.card import USE, exported_card
 from braidlm.core.models.folders import write_lineage
 from braidlm.core.models.memory import check_weights_fit, weights_bytes
-from braidlm.core.models.runs import CONFIG
 from braidlm.core.reading import given_path
-from braidlm.decoders.adapter import gate_tensors, weights_sha256, write_adapter_files
-from braidlm.decoders.full_folder import write_decoder
-from braidlm.decoders.gating import attach, gates_of
-from braidlm.decoders.loading import OpenDecoder, open_decoder
 from braidlm.edits.account import Account, Fresh, account_table, targets
 from braidlm.edits.edit import PROBE, SOURCE, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import moved
-from braidlm.edits.sources import Source
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.gates import GatesConfig, gate_kinds
+from braidlm.opening.adapter import gate_tensors, weights_sha256, write_adapter_files
+from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.full_folder import write_decoder
+from braidlm.opening.gating import attach, gates_of
+from braidlm.opening.opened_model import OpenedModel
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template*")
 """What a folder of base and gates has from the base beside its weights."""
@@ -45,6 +43,7 @@ class AddGates(Edit):
     """Which gates are added."""
 
     about: ClassVar[str] = "add gates around layers, which change nothing until they are trained (Self-MoE)"
+    backend = "own"
 
     kind: str = "vector"
     """What a gate computes: a factor for each channel (vector), one for all (scalar), or a matrix (matrix)."""
@@ -70,35 +69,34 @@ class AddGates(Edit):
         config: GatesConfig = decode(GatesConfig, {"kind": kind, "layers": self.layers})
         return config
 
-    def apply(self, model: str | Path, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
-        folder = locate_model(model).path
-        if (folder / CONFIG).is_file() and model_type(folder) == BRAID:
-            return super().apply(model, out, record, dry_run)
-        return self._apply_to_decoder(open_decoder(model), out, record, dry_run)
+    def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
+        if isinstance(model, OpenedDecoder):
+            return self._apply_to_decoder(model, out, record, dry_run)
+        return super().apply(model, out, record, dry_run)
 
-    def plan(self, source: Source) -> EditPlan:
+    def plan(self, source: OpenedBraid) -> EditPlan:
         """Gates for a Braid model."""
         if source.config.decoded.gates is not None:
-            raise _gated_already(source.model.title)
+            raise _gated_already(source.title)
         config = source.config_with(gates=encode(self.gates))
         model = skeleton(config)
         account = _account(model, list(targets(model)))
-        account.check(targets(model), {SOURCE: source.plain.tensors})
-        lines = [self._title(source.model.title, model), *account_table(account, ())]
+        account.check(targets(model), {SOURCE: source.info.tensors})
+        lines = [self._title(source.title, model), *account_table(account, ())]
         lines += [f"  note: {note}" for note in source.notes]
         return EditPlan(lines, model, account, unchanged_on=probe_ids(config))
 
     def _apply_to_decoder(
-        self, opened: OpenDecoder, out: str | Path | None, record: dict[str, Any], dry_run: bool
+        self, opened: OpenedDecoder, out: str | Path | None, record: dict[str, Any], dry_run: bool
     ) -> Path | None:
         if opened.has_gates:
-            raise _gated_already(opened.name)
+            raise _gated_already(opened.title)
         dtype = getattr(opened.config, "dtype", None) or torch.float32
         planned = opened.skeleton(dtype)
         attach(planned, self.gates)
         account = _account(planned, list(planned.state_dict()))
         what = "a folder of base and gates" if self.full else "an adapter with the gates alone"
-        lines = [self._title(opened.name, planned), *account_table(account, ()), f"  note: the result is {what}"]
+        lines = [self._title(opened.title, planned), *account_table(account, ()), f"  note: the result is {what}"]
         for line in lines:
             (console.show if dry_run else console.say)(line)
         if dry_run:
@@ -115,7 +113,7 @@ class AddGates(Edit):
                 write_adapter_files(model, scratch, opened.address, sha256, lineage, folder.name)
         return folder
 
-    def _gated(self, opened: OpenDecoder, planned: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    def _gated(self, opened: OpenedDecoder, planned: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
         """The decoder in memory with gates, after its logits have been compared with those without."""
         try:
             check_weights_fit(weights_bytes(planned))
@@ -170,7 +168,7 @@ def _with_zeros(planned: PreTrainedModel) -> PreTrainedModel:
     return planned
 
 
-def write_full(model: PreTrainedModel, opened: OpenDecoder, folder: Path, lineage: dict[str, Any], name: str) -> None:
+def write_full(model: PreTrainedModel, opened: OpenedDecoder, folder: Path, lineage: dict[str, Any], name: str) -> None:
     """A folder of base and gates, with the tokenizer of the folder that it was made of."""
     write_decoder(model, folder)
     for path in (path for pattern in TOKENIZER_FILES for path in opened.folder.glob(pattern)):

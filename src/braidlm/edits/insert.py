@@ -16,10 +16,10 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.edits.account import Account, Derived, Fresh, Part, account_table, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of
-from braidlm.edits.sources import Source
 from braidlm.model.config.ranges import Choices, NonNegative
 from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.braid import OpenedBraid
 
 DECIDED = ("blocks", "routers", "embedding", "head")
 """The parts of which this edit says whether training changes them."""
@@ -55,8 +55,8 @@ class Insert(Edit):
     def names(self) -> list[str]:
         return [f"{self.name}_{number + 1}" for number in range(self.modules)]
 
-    def plan(self, source: Source) -> EditPlan:
-        layers = layers_of(source.plain)
+    def plan(self, source: OpenedBraid) -> EditPlan:
+        layers = layers_of(source.info)
         modules = [one for layer in layers for one in modules_of(layer)]
         grown = [one for one in modules if self.parts in (one.part, "both")]
         self._check(source, modules, grown)
@@ -78,22 +78,22 @@ class Insert(Edit):
                 if isinstance(origin, Derived) and one.has_rows(origin.parts[0].tensor):
                     account.origins[name] = Derived(origin.parts, new_rows=(self.modules, len(one.names)))
             account.origins[f"{address}.router.opening"] = Fresh("closed modules", f"{address}.router")
-        account.check(targets(model), {SOURCE: source.plain.tensors})
+        account.check(targets(model), {SOURCE: source.info.tensors})
         lines = [self._title(source, model, grown), *account_table(account, ()), *self._notes(source, layers, frozen)]
 
         fill = partial(_fill, account=account, scale=self.scale)
         return EditPlan(lines, model, account, finish=fill, unchanged_on=probe_ids(config))
 
-    def _check(self, source: Source, modules: list[Modules], grown: list[Modules]) -> None:
+    def _check(self, source: OpenedBraid, modules: list[Modules], grown: list[Modules]) -> None:
         if not modules:
             raise BraidError(
                 "this model has no experts in its blocks: there is no router that could choose new modules",
-                source.model.title,
+                source.title,
                 "Train a model with experts: `feed: {experts: 16}` or `attention: {experts: 8}` in its blocks.",
             )
         if not grown:
             there = modules[0].part
-            raise BraidError(f"this model has no {self.parts} experts", source.model.title, f"It has --parts {there}.")
+            raise BraidError(f"this model has no {self.parts} experts", source.title, f"It has --parts {there}.")
         for one in modules:
             closed = [name for name, opening in one.openings(source).items() if opening < 1]
             if closed:
@@ -114,16 +114,16 @@ class Insert(Edit):
             new = self.names if self.parts in (one.part, "both") else []
             experts["names"], experts["router"]["new"] = [*one.names, *new], list(new)
 
-    def _title(self, source: Source, model: BraidForCausalLM, grown: list[Modules]) -> str:
-        before = sum(tensor.numel() for tensor in source.plain.tensors.values())
+    def _title(self, source: OpenedBraid, model: BraidForCausalLM, grown: list[Modules]) -> str:
+        before = sum(tensor.numel() for tensor in source.info.tensors.values())
         added = sum(tensor.numel() for tensor in targets(model).values()) - before
         names = self.names[0] if self.modules == 1 else f"{self.names[0]} to {self.names[-1]}"
         return (
-            f"Insert {names} into {source.model.title}: {self.modules} new modules for each of {len(grown)} routers, "
+            f"Insert {names} into {source.title}: {self.modules} new modules for each of {len(grown)} routers, "
             f"{added:,} parameters beside its {before:,}"
         )
 
-    def _notes(self, source: Source, layers: list[Layer], frozen: set[str]) -> list[str]:
+    def _notes(self, source: OpenedBraid, layers: list[Layer], frozen: set[str]) -> list[str]:
         notes = [f"training will leave as they are: {', '.join(part for part in FREEZABLE if part in frozen)}"]
         if "embedding" in frozen and not source.config.tie_word_embeddings:
             notes.append("the head has weights of its own; they stay as they are, as the embedding does")

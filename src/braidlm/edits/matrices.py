@@ -11,7 +11,6 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.edits.account import Account, Derived, Part, targets
 from braidlm.edits.edit import SOURCE
-from braidlm.edits.sources import Source
 from braidlm.model.compression.low_rank import sizes_of
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.embedding import TokenEmbedding
@@ -19,6 +18,7 @@ from braidlm.model.heads.linear import LinearHead
 from braidlm.model.initialisation import LINEAR
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import ScoreLinear
+from braidlm.opening.braid import OpenedBraid
 
 BODY = "model."
 """Before the addresses of all layers but the head, in the names of tensors."""
@@ -51,32 +51,32 @@ class Matrix:
         return tensor if self.members is None else tensor.transpose(-1, -2)
 
 
-def matrices_of(source: Source, patterns: Sequence[str]) -> list[Matrix]:
+def matrices_of(source: OpenedBraid, patterns: Sequence[str]) -> list[Matrix]:
     """The matrices of the layers whose addresses fit one of these patterns; every pattern must fit some."""
-    named = [(a, m) for a, m in source.plain.model.model.named_modules() if type(m) in LINEAR]
+    named = [(a, m) for a, m in source.info.model.model.named_modules() if type(m) in LINEAR]
     free = [(a, m) for a, m in named if "router" not in a.split(".")]
     for pattern in patterns:
         if not any(fnmatchcase(address, pattern) for address, _ in free):
             raise BraidError(
                 f"no linear layer is called '{pattern}'",
-                source.model.title,
+                source.title,
                 f"There are {', '.join(address for address, _ in free[:4])} and {max(0, len(free) - 4)} more.",
             )
     chosen = [(a, m) for a, m in free if any(fnmatchcase(a, pattern) for pattern in patterns)]
     return [_matrix(source, a, m) for a, m in chosen]
 
 
-def notes_of(source: Source) -> list[str]:
+def notes_of(source: OpenedBraid) -> list[str]:
     """Remarks for the plan: those of the source, and which layers with a matrix are not plain linear ones."""
-    body = source.plain.model.model
+    body = source.info.model.model
     other = [type(m) for m in body.modules() if isinstance(m, LINEAR) and type(m) not in (*LINEAR, ScoreLinear)]
     kinds = ", ".join(sorted({kind.__name__ for kind in other}))
     return [*source.notes, *([f"{len(other)} layers stay as they are: {kinds}"] if other else [])]
 
 
-def ends_of(source: Source) -> list[Matrix]:
+def ends_of(source: OpenedBraid) -> list[Matrix]:
     """The matrices of embedding and head, where these are plain ones; one matrix twice where they are tied."""
-    model = source.plain.model
+    model = source.info.model
     ends = {"embedding": model.model.embedding, "head": model.head}
     plain = {"embedding": TokenEmbedding, "head": LinearHead}
     if any(type(end) is not plain[name] for name, end in ends.items()):
@@ -88,17 +88,19 @@ def ends_of(source: Source) -> list[Matrix]:
     ]
 
 
-def compressed_config(source: Source, *forms: dict[str, Any]) -> BraidConfig:
+def compressed_config(source: OpenedBraid, *forms: dict[str, Any]) -> BraidConfig:
     """The same model with some matrices in another form."""
     return source.config_with(compression=[*source.config.architecture["compression"], *forms])
 
 
-def account_of(source: Source, config: BraidConfig, derived: dict[str, Derived]) -> tuple[BraidForCausalLM, Account]:
+def account_of(
+    source: OpenedBraid, config: BraidConfig, derived: dict[str, Derived]
+) -> tuple[BraidForCausalLM, Account]:
     """The new model without memory, and its account: what is not derived is copied."""
     model = skeleton(config)
     tensors = targets(model)
     account = Account({name: derived.get(name) or Derived((Part(SOURCE, name),)) for name in tensors})
-    account.check(tensors, {SOURCE: source.plain.tensors})
+    account.check(tensors, {SOURCE: source.info.tensors})
     return model, account
 
 
@@ -107,12 +109,12 @@ def shared_once(matrices: Iterable[Matrix]) -> list[Matrix]:
     return list({matrix.tensor: matrix for matrix in reversed(list(matrices))}.values())[::-1]
 
 
-def parameters_text(source: Source, model: BraidForCausalLM) -> str:
+def parameters_text(source: OpenedBraid, model: BraidForCausalLM) -> str:
     """`8,000 of 10,000 parameters stay (80.0%)`."""
-    before, after = (model_cost(one).parameters for one in (source.plain.model, model))
+    before, after = (model_cost(one).parameters for one in (source.info.model, model))
     return f"{after:,} of {before:,} parameters stay ({after / before:.1%})"
 
 
-def _matrix(source: Source, address: str, layer: Any) -> Matrix:
+def _matrix(source: OpenedBraid, address: str, layer: Any) -> Matrix:
     tensor = f"{BODY}{address}.weight"
-    return Matrix(address, source.plain.model.tied.get(tensor, tensor), *sizes_of(layer), getattr(layer, "stack", None))
+    return Matrix(address, source.info.model.tied.get(tensor, tensor), *sizes_of(layer), getattr(layer, "stack", None))

@@ -8,9 +8,9 @@ from typing import Any
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.edits.account import Account, Derived, Part
-from braidlm.edits.sources import Source
 from braidlm.model.config.strict import encode
 from braidlm.model.stages import BlockStage
+from braidlm.opening.braid import OpenedBraid
 
 PARTS = ("attention", "feed")
 ROUTER_ROWS = ("router.scores.weight", "router.scores.bias", "router.balance")
@@ -60,7 +60,7 @@ class Modules:
         """The name of the tensor that says how far the inserted modules are open."""
         return f"{self.address}.{OPENING}"
 
-    def openings(self, source: Source) -> dict[str, float]:
+    def openings(self, source: OpenedBraid) -> dict[str, float]:
         """How far each inserted module is open: 0 if it is never chosen yet, 1 if it is chosen as any other."""
         return dict(zip(self.new, source.read(self.opening).tolist(), strict=True)) if self.new else {}
 

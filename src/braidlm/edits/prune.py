@@ -13,10 +13,10 @@ from braidlm.edits.account import Derived, Part, account_table, targets
 from braidlm.edits.criteria import Criterion, Normalisation
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of
-from braidlm.edits.sources import Source
 from braidlm.edits.usage import Calibration, Usage, all_modules, calibrate
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Count, Probability, Share
+from braidlm.opening.braid import OpenedBraid
 
 PROBE = 64
 """Tokens of each text at which logits are compared, where only modules that no token chose go."""
@@ -46,12 +46,12 @@ class Prune(Edit):
         if (self.threshold is None) == (self.keep is None):
             raise BraidError("give either a threshold or the share of parameters to keep", todo="`--threshold 0.01`")
 
-    def plan(self, source: Source) -> EditPlan:
+    def plan(self, source: OpenedBraid) -> EditPlan:
         return self.plan_for(source, calibrate(source, self.text, self.tokens, self.criterion))
 
-    def plan_for(self, source: Source, calibration: Calibration) -> EditPlan:
+    def plan_for(self, source: OpenedBraid, calibration: Calibration) -> EditPlan:
         """The plan for a model whose use of modules has been measured."""
-        layers, modules = layers_of(source.plain), all_modules(source)
+        layers, modules = layers_of(source.info), all_modules(source)
         usage = {address: _normalised(used, self.normalise) for address, used in calibration.usage.items()}
         kept = self._kept(source, modules, usage)
         silenced = {one.address: _silenced(source, one, kept) for one in modules}
@@ -70,7 +70,7 @@ class Prune(Edit):
         for one in modules:
             if one.new and not one.rows_of(one.opening, kept[one.address], ()):
                 account.left_out[Part(SOURCE, one.opening)] = "no inserted module is left"
-        account.check(targets(model), {SOURCE: source.plain.tensors})
+        account.check(targets(model), {SOURCE: source.info.tensors})
         spared = all(not usage[one.address][i] for one in modules for i in _dropped(kept, one))
         lines = [
             self._title(source, model, modules, kept),
@@ -80,7 +80,7 @@ class Prune(Edit):
         ]
         return EditPlan(lines, model, account, unchanged_on=_probe(calibration.texts, config) if spared else None)
 
-    def _kept(self, source: Source, modules: list[Modules], usage: Usage) -> dict[str, list[int]]:
+    def _kept(self, source: OpenedBraid, modules: list[Modules], usage: Usage) -> dict[str, list[int]]:
         """The indices of the modules that stay, by the address of their part."""
         kept = {one.address: list(range(len(one.names))) for one in modules}
         if self.threshold is not None:
@@ -94,8 +94,8 @@ class Prune(Edit):
                     )
             return kept
         assert self.keep is not None
-        total = sum(tensor.numel() for tensor in source.plain.tensors.values())
-        sizes = {one.address: one.size(source.plain) for one in modules}
+        total = sum(tensor.numel() for tensor in source.info.tensors.values())
+        sizes = {one.address: one.size(source.info) for one in modules}
         left = total
         for _, address, index in sorted((used.item(), a, i) for a in kept for i, used in enumerate(usage[a])):
             if left <= self.keep * total:
@@ -111,13 +111,13 @@ class Prune(Edit):
             )
         return kept
 
-    def _title(self, source: Source, model: Any, modules: list[Modules], kept: dict[str, list[int]]) -> str:
-        before = sum(tensor.numel() for tensor in source.plain.tensors.values())
+    def _title(self, source: OpenedBraid, model: Any, modules: list[Modules], kept: dict[str, list[int]]) -> str:
+        before = sum(tensor.numel() for tensor in source.info.tensors.values())
         after = sum(tensor.numel() for tensor in targets(model).values())
         count = sum(len(_dropped(kept, one)) for one in modules)
         total = sum(len(one.names) for one in modules)
         return (
-            f"Prune {source.model.title}: {count} of {total} modules go, {after:,} of {before:,} parameters stay "
+            f"Prune {source.title}: {count} of {total} modules go, {after:,} of {before:,} parameters stay "
             f"({after / before:.1%})"
         )
 
@@ -127,7 +127,7 @@ def _normalised(used: Tensor, by: str) -> Tensor:
     return used / largest.clamp_min(torch.finfo(used.dtype).tiny)
 
 
-def _silenced(source: Source, one: Modules, kept: dict[str, list[int]]) -> list[int]:
+def _silenced(source: OpenedBraid, one: Modules, kept: dict[str, list[int]]) -> list[int]:
     """The modules that go while their scores still count."""
     if not one.scores_stay:
         return []
@@ -142,11 +142,11 @@ def _silenced(source: Source, one: Modules, kept: dict[str, list[int]]) -> list[
     return [i for i, share in gone.items() if share]
 
 
-def _frozen(source: Source, layers: list[Layer]) -> list[str]:
+def _frozen(source: OpenedBraid, layers: list[Layer]) -> list[str]:
     """What training leaves; blocks and routers no longer, if the inserted modules that are trained instead are gone."""
     frozen = source.config.frozen
     left = any(one.new for layer in layers for one in modules_of(layer))
-    had = any(one.new for layer in layers_of(source.plain) for one in modules_of(layer))
+    had = any(one.new for layer in layers_of(source.info) for one in modules_of(layer))
     return [part for part in frozen if part not in ("blocks", "routers")] if had and not left else frozen
 
 

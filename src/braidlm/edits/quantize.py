@@ -13,8 +13,8 @@ from braidlm.edits.account import Derived, Part, Transform, account_table
 from braidlm.edits.before_after import measure_beside
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.matrices import Matrix, account_of, compressed_config, ends_of, matrices_of, notes_of, shared_once
-from braidlm.edits.sources import Source
 from braidlm.model.config.ranges import Count, Size
+from braidlm.opening.braid import OpenedBraid
 
 Scheme = Literal["int8", "int8_dynamic", "int4"]
 
@@ -54,7 +54,7 @@ class Quantize(Edit):
         if self.group % 2:
             raise BraidError(f"group must be even, two codes of 4 bits are a byte, and it is {self.group}")
 
-    def plan(self, source: Source) -> EditPlan:
+    def plan(self, source: OpenedBraid) -> EditPlan:
         measure = measure_beside(source, self.text, self.tokens)
         matrices, ends = matrices_of(source, self.modules), ends_of(source) if self.embedding else []
         small = [m for m in matrices if self.scheme == "int4" and m.inputs % self.group == 0]
@@ -71,10 +71,10 @@ class Quantize(Edit):
         for matrix in once:
             derived |= _derived(matrix, self.group if matrix in small else None)
         model, account = account_of(source, config, derived)
-        before, after = weights_bytes(source.plain.model), weights_bytes(model)
+        before, after = weights_bytes(source.info.model), weights_bytes(model)
         notes = notes_of(source)
         if self.embedding and not ends:
-            embedding, head = (getattr(source.plain.architecture, end).kind for end in ("embedding", "head"))
+            embedding, head = (getattr(source.info.architecture, end).kind for end in ("embedding", "head"))
             notes.append(
                 f"`embedding` quantises nothing here: the embedding is `{embedding}` and the head `{head}`, and only "
                 "`tokens` with `linear` can be quantised"
@@ -84,7 +84,7 @@ class Quantize(Edit):
                 f"{len(matrices) - len(small)} matrices have 8 bits: {self.group} does not divide their inputs"
             )
         lines = [
-            f"Quantize {source.model.title} to {self.scheme}: {len(once)} matrices, "
+            f"Quantize {source.title} to {self.scheme}: {len(once)} matrices, "
             f"{after:,} of {before:,} bytes of weights stay ({after / before:.1%})",
             *account_table(account, ()),
             *(f"  note: {note}" for note in notes),

@@ -17,10 +17,10 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.edits.account import Account, Derived, Fresh, Part, account_table, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.modules import layers_of, moved, stages_of
-from braidlm.edits.sources import Source
 from braidlm.model.config.ranges import Size
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.sharing import LowRankLinear, LowRankStackedLinear
+from braidlm.opening.braid import OpenedBraid
 
 LEFT_OUT = "the first layer's is shared"
 
@@ -41,12 +41,12 @@ class Share(Edit):
     lora: Size | None = None
     """Rank of a low-rank addition of each layer, which keeps as much of the layer's own matrices as it can."""
 
-    def plan(self, source: Source) -> EditPlan:
-        stages, addresses = stages_of(layers_of(source.plain))
+    def plan(self, source: OpenedBraid) -> EditPlan:
+        stages, addresses = stages_of(layers_of(source.info))
         sharing = [number for number, stage in enumerate(stages) if self._share(stage)]
         if not sharing:
             least = f"at least {self._least} {'layers' if self.layers == 'all' else 'layers, of which 2 are interior'}"
-            raise BraidError(f"no stage of this model has {least} of one shape to share weights", source.model.title)
+            raise BraidError(f"no stage of this model has {least} of one shape to share weights", source.title)
         config = source.config_with(stages=stages)
         model = skeleton(config)
         before = {
@@ -72,8 +72,8 @@ class Share(Edit):
         options["share"] = {"kind": self.what, "layers": self.layers, "lora": self.lora}
         return True
 
-    def _account(self, model: BraidForCausalLM, before: Mapping[str, str], source: Source) -> Account:
-        account, known = Account(), source.plain.tensors
+    def _account(self, model: BraidForCausalLM, before: Mapping[str, str], source: OpenedBraid) -> Account:
+        account, known = Account(), source.info.tensors
         uses: dict[str, list[str]] = {}
         for name in model.state_dict():
             uses.setdefault(model.tied.get(name, name), []).append(before[name])
@@ -89,11 +89,11 @@ class Share(Edit):
         account.check(targets(model), {SOURCE: known})
         return account
 
-    def _title(self, source: Source, model: BraidForCausalLM) -> str:
-        before = sum(tensor.numel() for tensor in source.plain.tensors.values())
+    def _title(self, source: OpenedBraid, model: BraidForCausalLM) -> str:
+        before = sum(tensor.numel() for tensor in source.info.tensors.values())
         after = sum(tensor.numel() for tensor in targets(model).values())
         return (
-            f"Share {self.what} of {self.layers} layers of {source.model.title}: {after:,} parameters in place of "
+            f"Share {self.what} of {self.layers} layers of {source.title}: {after:,} parameters in place of "
             f"{before:,} ({after / before:.1%})"
         )
 
@@ -105,7 +105,7 @@ class Share(Edit):
         return [*notes, "the model predicts less well now: train it on, with `braid train RECIPE start_from=DIR`"]
 
 
-def _fit_low_rank(model: BraidForCausalLM, source: Source, before: Mapping[str, str]) -> None:
+def _fit_low_rank(model: BraidForCausalLM, source: OpenedBraid, before: Mapping[str, str]) -> None:
     """Give each low-rank addition the largest singular values of what its layer's own matrix had beside the shared."""
     for address, module in model.named_modules():
         if isinstance(module, (LowRankLinear, LowRankStackedLinear)):

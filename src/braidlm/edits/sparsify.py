@@ -11,8 +11,8 @@ from braidlm.edits.account import Derived, Part, Transform, account_table
 from braidlm.edits.before_after import measure_beside
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.matrices import Matrix, account_of, matrices_of, notes_of, shared_once
-from braidlm.edits.sources import Source
 from braidlm.model.config.ranges import Count, Rate
+from braidlm.opening.braid import OpenedBraid
 
 PATTERN = (2, 4)
 """How many of how many inputs in a row keep their weights, in the pattern that GPUs multiply faster."""
@@ -40,21 +40,21 @@ class Sparsify(Edit):
         if (self.share is None) == (self.pattern is None):
             raise BraidError("give either a share of the weights or a pattern", todo="`--share 0.5` or `--pattern 2:4`")
 
-    def plan(self, source: Source) -> EditPlan:
+    def plan(self, source: OpenedBraid) -> EditPlan:
         measure = measure_beside(source, self.text, self.tokens)
         matrices = shared_once(matrices_of(source, self.modules))
         chosen = [m for m in matrices if self.pattern is None or m.inputs % PATTERN[1] == 0]
         if not chosen:
-            raise BraidError(f"no matrix has a number of inputs that is a multiple of {PATTERN[1]}", source.model.title)
+            raise BraidError(f"no matrix has a number of inputs that is a multiple of {PATTERN[1]}", source.title)
         derived = {matrix.tensor: self._derived(matrix) for matrix in chosen}
         model, account = account_of(source, source.config, derived)
-        total = sum(tensor.numel() for tensor in source.plain.tensors.values())
+        total = sum(tensor.numel() for tensor in source.info.tensors.values())
         zeros = round(sum(m.size for m in chosen) * (1 - PATTERN[0] / PATTERN[1] if self.share is None else self.share))
         notes = notes_of(source)
         if len(chosen) < len(matrices):
             notes.append(f"{len(matrices) - len(chosen)} matrices stay: {PATTERN[1]} does not divide their inputs")
         lines = [
-            f"Sparsify {source.model.title}: {len(chosen)} matrices, about {zeros:,} of {total:,} parameters "
+            f"Sparsify {source.title}: {len(chosen)} matrices, about {zeros:,} of {total:,} parameters "
             f"become zero ({zeros / total:.1%})",
             *account_table(account, ()),
             *(f"  note: {note}" for note in notes),

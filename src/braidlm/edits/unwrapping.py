@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from braidlm.edits.sources import Source
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.paths.parallel import BLOCK_OPTIONS, blocks_in_layer
+from braidlm.opening.braid import OpenedBraid
 
 
-def unwrapped(source: Source, architecture: dict[str, Any]) -> tuple[BraidConfig, dict[str, str]] | None:
+def unwrapped(source: OpenedBraid, architecture: dict[str, Any]) -> tuple[BraidConfig, dict[str, str]] | None:
     """The configuration of an average of one path as that of the path alone, and the beginnings of its tensors' names
     with those that they have in the average; None where its layers do more than one block after another does.
     """

@@ -12,11 +12,11 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.edits.criteria import Criterion
 from braidlm.edits.modules import Modules, layers_of, modules_of
-from braidlm.edits.sources import Source
 from braidlm.inspection.texts import DataSource, windows_of
 from braidlm.model.attention.routed import span_for_scope
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
+from braidlm.opening.braid import OpenedBraid
 
 Usage = dict[str, Tensor]
 """By a routed part's address, a number for each of its modules."""
@@ -31,29 +31,29 @@ class Calibration:
     usage: Usage
 
 
-def calibrate(source: Source, text: str, tokens: int, criterion: Criterion) -> Calibration:
+def calibrate(source: OpenedBraid, text: str, tokens: int, criterion: Criterion) -> Calibration:
     """Measure the use of a model's modules on the first `tokens` of a text."""
     modules, texts = all_modules(source), calibration_texts(source, text, tokens)
-    return Calibration(texts, measure_usage(source.load(), modules, texts, criterion))
+    return Calibration(texts, measure_usage(source.load(dtype=torch.float32), modules, texts, criterion))
 
 
-def all_modules(source: Source) -> list[Modules]:
+def all_modules(source: OpenedBraid) -> list[Modules]:
     """The modules of all blocks, or an error if there are none."""
-    modules = [one for layer in layers_of(source.plain) for one in modules_of(layer)]
+    modules = [one for layer in layers_of(source.info) for one in modules_of(layer)]
     if not modules:
-        in_paths = any(isinstance(module, TopKRouter) for module in source.plain.model.modules())
+        in_paths = any(isinstance(module, TopKRouter) for module in source.info.model.modules())
         raise BraidError(
             "this model has no experts in its blocks: there is nothing to prune",
-            source.model.title,
+            source.title,
             "Experts of paths and projections cannot be pruned; `--without` switches them off." if in_paths else None,
         )
     return modules
 
 
-def calibration_texts(source: Source, text: str, tokens: int) -> list[Sequence[int]]:
+def calibration_texts(source: OpenedBraid, text: str, tokens: int) -> list[Sequence[int]]:
     """The documents of a calibration text, as the model's tokens."""
     data = DataSource("text", text, tokens, called=text)
-    return [document.ids for document in data.texts(source.model.tokenizer)]
+    return [document.ids for document in data.texts(source.tokenizer)]
 
 
 @torch.no_grad()

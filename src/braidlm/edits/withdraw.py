@@ -17,7 +17,6 @@ from braidlm.edits.account import Account, Derived, Part, Transform, account_tab
 from braidlm.edits.composing.tensor_origins import in_stack
 from braidlm.edits.edit import SOURCE, UNCHANGED, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import check_uncompressed
-from braidlm.edits.sources import Source
 from braidlm.edits.unwrapping import unwrapped
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.embedding import TokenEmbedding
@@ -26,6 +25,7 @@ from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.paths.per_path_norm import PerPathNorm
 from braidlm.model.paths.switches import path_names, use_paths
+from braidlm.opening.braid import OpenedBraid
 
 SIDE_BY_SIDE = ("model.embedding.weight", "model.positions.weight", "head.weight")
 """The tensors whose columns are those of all models side by side."""
@@ -46,9 +46,9 @@ class Withdraw(Edit):
     paths: tuple[str, ...]
     """Names of the models that leave; the probabilities of the others are averaged as if these had never been there."""
 
-    def plan(self, source: Source) -> EditPlan:
+    def plan(self, source: OpenedBraid) -> EditPlan:
         kept = self._kept(source)
-        names, widths = _names(source), source.plain.model.head.widths
+        names, widths = _names(source), source.info.model.head.widths
         left = [names[index] for index in kept]
         leaving = [name for name in names if name not in left]
         architecture = _architecture(source, left)
@@ -67,12 +67,12 @@ class Withdraw(Edit):
                 (Part(SOURCE, "head.bias"),), chosen_rows=tuple(kept), transform=bias
             )
         used = {part for origin in account.derived.values() for part in origin.parts}
-        gone = [name for name in source.plain.tensors if Part(SOURCE, name) not in used]
+        gone = [name for name in source.info.tensors if Part(SOURCE, name) not in used]
         account.left_out = {Part(SOURCE, name): "of a model that leaves" for name in gone}
-        account.check(targets(model), {SOURCE: source.plain.tensors})
-        before, after = (sum(t.numel() for t in some.values()) for some in (source.plain.tensors, targets(model)))
+        account.check(targets(model), {SOURCE: source.info.tensors})
+        before, after = (sum(t.numel() for t in some.values()) for some in (source.info.tensors, targets(model)))
         lines = [
-            f"Withdraw {', '.join(leaving)} from {source.model.title}: "
+            f"Withdraw {', '.join(leaving)} from {source.title}: "
             f"{', '.join(left)} {'stays' if len(left) == 1 else 'stay'}, "
             f"{after:,} of {before:,} parameters",
             *account_table(account, names),
@@ -80,39 +80,39 @@ class Withdraw(Edit):
         ]
         return EditPlan(lines, model, account, check=partial(_check, source, left))
 
-    def _kept(self, source: Source) -> list[int]:
+    def _kept(self, source: OpenedBraid) -> list[int]:
         """The indices of the models that stay."""
-        check_uncompressed(source.plain)
-        head = source.plain.model.head
-        if not path_names(source.plain.model):
-            raise BraidError("this is one model, and no average of several", source.model.title)
+        check_uncompressed(source.info)
+        head = source.info.model.head
+        if not path_names(source.info.model):
+            raise BraidError("this is one model, and no average of several", source.title)
         if not isinstance(head, AverageHead):
             raise BraidError(
                 "only a model of an average can be withdrawn for good: other joins have learned from all their paths",
-                source.model.title,
+                source.title,
                 "Switch it off (`--paths`), or compose again without it.",
             )
-        if shared := _shared(source.plain):
+        if shared := _shared(source.info):
             raise BraidError(
                 "a model can be withdrawn only where the models share no part, as after `braid compose --join average`,"
                 f" and here:{bullet_list(shared)}",
-                source.model.title,
+                source.title,
                 "Switch the model off (`--paths`), or compose the others and train what they share.",
             )
         for name in self.paths:
             if name not in head.names:
-                raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, head.names)}", source.model.title)
+                raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, head.names)}", source.title)
         kept = [index for index, name in enumerate(head.names) if name not in self.paths]
         if not self.paths or not kept:
             raise BraidError(
                 "name the models that leave; at least one must stay",
-                source.model.title,
+                source.title,
                 f"There are {', '.join(head.names)}.",
             )
         return kept
 
 
-def _told(source: Source) -> list[str]:
+def _told(source: OpenedBraid) -> list[str]:
     """What those who withdraw a model should know."""
     if "paths" in source.config.frozen or not _was_trained(source.record()):
         return []
@@ -128,8 +128,8 @@ def _was_trained(record: dict[str, Any]) -> bool:
     return bool(record.get("training")) or (is_edited and any(map(_was_trained, record.get("sources", []))))
 
 
-def _names(source: Source) -> tuple[str, ...]:
-    return source.plain.model.head.names  # type: ignore[no-any-return]
+def _names(source: OpenedBraid) -> tuple[str, ...]:
+    return source.info.model.head.names  # type: ignore[no-any-return]
 
 
 def _shared(info: ModelInfo) -> list[str]:
@@ -161,14 +161,14 @@ def _parts(names: Iterable[str], widths: Iterable[int]) -> str:
     return " + ".join(f"{name} ({width})" for name, width in zip(names, widths, strict=True))
 
 
-def _architecture(source: Source, left: Sequence[str]) -> dict[str, Any]:
+def _architecture(source: OpenedBraid, left: Sequence[str]) -> dict[str, Any]:
     """The same with these paths alone."""
     architecture: dict[str, Any] = source.config.architecture
     for part in (architecture["head"], architecture["norm"]):
         part["paths"] = [path for path in part["paths"] if path["name"] in left]
     widths = {path["name"]: path["width"] for path in architecture["head"]["paths"]}
     architecture["width"] = sum(widths.values())
-    for choice, built in zip(architecture["stages"], source.plain.model.model.stages, strict=True):
+    for choice, built in zip(architecture["stages"], source.info.model.model.stages, strict=True):
         stage = choice["parallel"]
         # A width that was left open was a share of the whole stream, which is narrower now; so is what comes out.
         stage["paths"] = [path | {"width": widths[path["name"]]} for path in stage["paths"] if path["name"] in left]
@@ -177,24 +177,26 @@ def _architecture(source: Source, left: Sequence[str]) -> dict[str, Any]:
     return architecture
 
 
-def _config(source: Source, architecture: dict[str, Any], left: Sequence[str]) -> BraidConfig:
+def _config(source: OpenedBraid, architecture: dict[str, Any], left: Sequence[str]) -> BraidConfig:
     """Of the models that stay, those are active that were, or all."""
     config = source.config_with(**architecture)
     config.paths = [name for name in config.paths or () if name in left] or None
     return config
 
 
-def _origin(source: Source, name: str, kept: Sequence[int], columns: Sequence[int], left: Sequence[str]) -> Derived:
+def _origin(
+    source: OpenedBraid, name: str, kept: Sequence[int], columns: Sequence[int], left: Sequence[str]
+) -> Derived:
     if name in SIDE_BY_SIDE:
         return Derived((Part(SOURCE, name),), transform=Transform(partial(_columns, columns), "their columns"))
     if norm := IN_JOIN.fullmatch(name):
         return Derived((Part(SOURCE, f"{norm['norms']}.{kept[int(norm['number'])]}.{norm['own']}"),))
     block = IN_BLOCK.fullmatch(name)
-    if name in source.plain.tensors and (block is None or block["path"]):
+    if name in source.info.tensors and (block is None or block["path"]):
         return Derived((Part(SOURCE, name),), chosen_rows=tuple(kept) if name in ONE_ROW_EACH else None)
     assert block is not None
     address = f"{block['layer']}.stack.{block['number']}"
-    stack = source.plain.model.get_submodule(address)
+    stack = source.info.model.get_submodule(address)
     own = block["own"]
     if block["path"]:  # of a stack one model is left, which has modules of its own
         own = next(other for other in stack.state_dict() if in_stack(stack, other)[:2] in ((None, own), (left[0], own)))
@@ -227,9 +229,9 @@ def _member(transposed: bool, rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _check(source: Source, left: Sequence[str], edited: BraidForCausalLM) -> None:
+def _check(source: OpenedBraid, left: Sequence[str], edited: BraidForCausalLM) -> None:
     """The model must give what the old one gives with the others switched off."""
-    before, after = source.load(), edited
+    before, after = source.load(dtype=torch.float32), edited
     use_paths(before, left)
     use_paths(after, None)
     ids = probe_ids(edited.config)

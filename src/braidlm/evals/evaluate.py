@@ -15,12 +15,10 @@ from braidlm.core.console import progress, warn
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import versions
-from braidlm.core.models.names import StrPath
 from braidlm.core.report.write import check_out, write
 from braidlm.evals.babylm.averages import babylm_averages, facts_of
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.harness.tasks import PREFIX, open_harness
-from braidlm.evals.model_folders import ModelFolder, open_model_folders
 from braidlm.evals.reports.dynamics_report import dynamics_report
 from braidlm.evals.reports.scores import scores_report
 from braidlm.evals.results import CACHE, Evaluation, ModelResults, ResultCache, TaskResult
@@ -30,6 +28,9 @@ from braidlm.evals.statistics.significance import compare_best
 from braidlm.evals.suites import expand
 from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS, OpenTask, Task
+from braidlm.opening.names import StrPath
+from braidlm.opening.open import Names, open_models
+from braidlm.opening.opened_model import OpenedModel
 
 ABOUT_MODELS = ("name", "sha256", "run", "steps", "tokens", "words", "paths", "without")
 """What results say of a model folder."""
@@ -37,7 +38,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def evaluate(
-    models: StrPath | Sequence[StrPath] | Mapping[str, StrPath],
+    models: Names,
     tasks: str | Sequence[str],
     *,
     data: StrPath | None = None,
@@ -66,7 +67,7 @@ def evaluate(
             todo=f"The data of single tasks is called data_of: data_of={dict(data)!r}.",
         )
     return evaluate_opened(
-        lambda: open_model_folders(models, all_checkpoints, paths, without),
+        lambda: open_to_score(models, all_checkpoints=all_checkpoints, paths=paths, without=without),
         tasks,
         data=data,
         data_of=data_of,
@@ -84,8 +85,18 @@ def evaluate(
 eval = evaluate
 
 
+def open_to_score(models: Names, **options: Any) -> list[OpenedModel]:
+    """Models by their names, each read by the library that its folder is of, and checked before any is loaded."""
+    opened = open_models(models, "own", **options)
+    for model in opened:
+        model.check_tokenizer()
+        model.check()
+        _ = model.sha256  # of the files as they are now
+    return opened
+
+
 def evaluate_opened(
-    open_models: Callable[[], Sequence[ModelFolder]],
+    opened_models: Callable[[], Sequence[OpenedModel]],
     tasks: str | Sequence[str],
     *,
     data: StrPath | None = None,
@@ -113,7 +124,7 @@ def evaluate_opened(
         raise BraidError(f"scores are computed in {' or '.join(DTYPES)}, not in {dtype}")
     if out is not None:
         check_out(out, "braid eval", "results.json", CACHE, draws=draws)
-    folders = open_models()
+    folders = opened_models()
     check_runs([task.name for task in opened if task.name in TASKS], folders)
     cache = None if out is None else ResultCache(Path(out))
     results = [_model_results(folder, opened, settings, cache, device, dtype) for folder in folders]
@@ -196,7 +207,7 @@ def _open_harness_tasks(names: Sequence[str], folder: StrPath | None, shots: int
 
 
 def _model_results(
-    folder: ModelFolder,
+    folder: OpenedModel,
     tasks: list[_OpenedTask],
     settings: Settings,
     cache: ResultCache | None,
@@ -205,7 +216,7 @@ def _model_results(
 ) -> ModelResults:
     """One model on all tasks; it is loaded only if a result is not in the cache."""
     about = {name: getattr(folder, name) for name in ABOUT_MODELS}
-    results = ModelResults(folder=str(folder.path), **about)
+    results = ModelResults(folder=str(folder.folder), **about)
     model: EvaluatedModel | None = None
     for task in tasks:
         key = {
@@ -222,7 +233,7 @@ def _model_results(
         if result is None:
             if model is None:
                 scorer = Scorer(folder.load(device), dtype=DTYPES[dtype])
-                model = EvaluatedModel(scorer, folder.tokenizer, folder.path, settings)
+                model = EvaluatedModel(scorer, folder.tokenizer, folder.folder, settings)
             result = _evaluate_task(folder, task, model)
             if cache is not None:
                 cache.write(key, result)
@@ -233,7 +244,7 @@ def _model_results(
     return results
 
 
-def _evaluate_task(folder: ModelFolder, task: _OpenedTask, model: EvaluatedModel) -> TaskResult:
+def _evaluate_task(folder: OpenedModel, task: _OpenedTask, model: EvaluatedModel) -> TaskResult:
     with progress(f"{folder.name} {task.name}", 100, "%") as show:
 
         def advance(done: int, total: int) -> None:
@@ -242,4 +253,4 @@ def _evaluate_task(folder: ModelFolder, task: _OpenedTask, model: EvaluatedModel
         try:
             return task.data.evaluate(task.name, model, advance)
         except BraidError as error:
-            raise BraidError(error.what, f"{folder.path}, {task.name}", error.todo) from error
+            raise BraidError(error.what, f"{folder.folder}, {task.name}", error.todo) from error

@@ -1,20 +1,19 @@
 """The early-exit curve: models scored after each of their layers, by `braid eval --exits`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from braidlm.core.decoding.exits import leave_after
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.folders import load_config
-from braidlm.core.models.names import StrPath
 from braidlm.core.report.report import Report
 from braidlm.core.report.write import check_drawing, write
-from braidlm.evals.evaluate import evaluate_opened
-from braidlm.evals.model_folders import ModelFolder, open_model_folders
+from braidlm.evals.evaluate import evaluate_opened, open_to_score
 from braidlm.evals.reports.curves import Curves, Point
 from braidlm.model.layer_skip import check_exit, exit_layers
+from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.names import StrPath
+from braidlm.opening.opened_model import OpenedModel
 
 
 @dataclass
@@ -50,18 +49,6 @@ class ExitCurves(Curves[ExitPoint]):
         )
 
 
-@dataclass
-class ModelExit(ModelFolder):
-    """A model folder whose model is left after a layer."""
-
-    layer: int = field(kw_only=True)
-
-    def load(self, device: str) -> Any:
-        model = super().load(device)
-        leave_after(model, self.layer)
-        return model
-
-
 def exit_curve(
     models: StrPath | Sequence[StrPath],
     tasks: str | Sequence[str],
@@ -78,36 +65,35 @@ def exit_curve(
         check_drawing()
     curves = ExitCurves([])
 
-    def open_models() -> list[ModelFolder]:
-        opened: list[ModelFolder] = []
-        for folder in open_model_folders(models):
-            for exit in _exits(folder, layers):
-                opened.append(exit)
-                curves.points.append(ExitPoint(folder.name, exit.name, exit.layer))
+    def open_exits() -> list[OpenedModel]:
+        opened: list[OpenedModel] = []
+        for model in open_to_score(models):
+            for layer, left_early in _exits(model, layers).items():
+                opened.append(left_early)
+                curves.points.append(ExitPoint(model.name, left_early.name, layer))
         return opened
 
-    scored = evaluate_opened(open_models, tasks, out=out, **evaluation)
+    scored = evaluate_opened(open_exits, tasks, out=out, **evaluation)
     curves.score(scored)
     if out is not None:
         write(curves.whole_report(), out, curves.name)
     return curves
 
 
-def _exits(folder: ModelFolder, layers: Sequence[int] | None) -> list[ModelExit]:
-    """The model after each of these layers."""
-    if not folder.is_braid:
-        raise BraidError("only Braid's models can be left after a layer", str(folder.path), "Leave out --exits.")
-    body = skeleton(load_config(folder.path)).model
+def _exits(model: OpenedModel, layers: Sequence[int] | None) -> dict[int, OpenedModel]:
+    """The model as it is left after each of these layers."""
+    if not isinstance(model, OpenedBraid):
+        raise BraidError("only Braid's models can be left after a layer", str(model.folder), "Leave out --exits.")
+    body = model.info.model.model
     for layer in layers or ():
         check_exit(body.stages, body.width_out, layer)
-    return [
-        ModelExit(
-            f"{folder.name}, layer {layer}",
-            folder.path,
-            None,
-            folder.tokenizer,
-            f"{folder.sha256}, layer {layer}",
-            layer=layer,
-        )
-        for layer in layers or exit_layers(body.stages, body.width_out)
-    ]
+
+    def left_after(layer: int) -> OpenedModel:
+        def load(device: Any) -> Any:
+            loaded = model.load(device)
+            leave_after(loaded, layer)
+            return loaded
+
+        return model.changed(f"{model.name}, layer {layer}", f"{model.sha256}, layer {layer}", load)
+
+    return {layer: left_after(layer) for layer in layers or exit_layers(body.stages, body.width_out)}

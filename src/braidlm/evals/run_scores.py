@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.model_folders import ModelFolder
 from braidlm.evals.results import ModelResults, TaskResult
 from braidlm.evals.tasks import TASKS, OpenTask
+from braidlm.opening.opened_model import OpenedModel
 
 MIN_CHECKPOINTS = 4
 """A curve of four parameters needs as many."""
@@ -26,7 +26,7 @@ class RunTask(Protocol):
         """One run's result, from the results of its checkpoints."""
 
 
-def check_runs(tasks: Sequence[str], folders: Sequence[ModelFolder]) -> None:
+def check_runs(tasks: Sequence[str], folders: Sequence[OpenedModel]) -> None:
     """Refuse tasks of runs for single models, and for runs with too few checkpoints or unknown amounts of training."""
     run_tasks = [name for name in tasks if TASKS[name].scores_runs]
     if not run_tasks:
@@ -45,7 +45,7 @@ def check_runs(tasks: Sequence[str], folders: Sequence[ModelFolder]) -> None:
         if not folder.words:
             raise BraidError(
                 "this checkpoint does not say on how many words it was trained",
-                str(folder.path),
+                str(folder.folder),
                 "Name checkpoints as the BabyLM challenge does: chck_1M, chck_2M, ...",
             )
 

@@ -1,20 +1,16 @@
 """One model after another: opened and checked, run over the texts, and described."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from braidlm.bridges.opening import OpenModel
 from braidlm.core.console import progress, warn
 from braidlm.core.decoding.generation import TextStream
 from braidlm.core.errors import BraidError, errors_at
-from braidlm.core.models.names import StrPath, model_folder, name_sources
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.decoders.loading import OpenDecoder
-from braidlm.decoders.opening import open_folder
 from braidlm.inspection.collect import NO_CHOICE, TokenChoices, collect_choices
 from braidlm.inspection.gates import ModelGates, kind_of_gates, measure_gates
 from braidlm.inspection.layers import Layer, find_layers, routing_modules
@@ -23,17 +19,22 @@ from braidlm.inspection.results import PASSED_BY, DataRoutes, ModelRoutes, Promp
 from braidlm.inspection.texts import Text, Texts
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names, switch_off_modules, use_paths
+from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.open import Names
+from braidlm.opening.open import open_models as open_named
+from braidlm.opening.opened_model import OpenedModel
 
 SHOWN = 120
 """Tokens of a data set that are shown one by one."""
 
 
 @dataclass
-class OpenedModel:
+class ReadModel:
     """A model whose configuration and tokenizer have been read, and whose weights have not."""
 
     name: str
-    model: OpenModel | OpenDecoder
+    model: OpenedModel
     paths: tuple[str, ...] = ()
     active: list[str] | None = None
     """The paths to use; None for those that the folder says."""
@@ -58,28 +59,25 @@ class OpenedModel:
 
 
 def open_models(
-    models: StrPath | Sequence[StrPath] | Mapping[str, StrPath],
+    models: Names,
     active: Sequence[str] | None,
     without: Sequence[str] | None = None,
-) -> list[OpenedModel]:
+) -> list[ReadModel]:
     """Models by their names; `active` are the paths to use, and `without` modules that are off, which each must have.
 
     Models without paths, experts or gates are refused where every model is named, and left out of a whole study.
     """
-    sources = name_sources(models)
-    if not sources:
-        raise BraidError("there is no model to look at")
-    all_named = len(sources) == (1 if isinstance(models, (str, Path)) else len(models))
+    found = open_named(models)
+    all_named = len(found) == (1 if isinstance(models, (str, Path)) else len(models))
     opened, left_out = [], {}
-    for name, source in sources.items():
-        model = open_folder(model_folder(source))
+    for model in found:
         try:
-            if isinstance(model, OpenModel):
-                opened.append(_opened(name, model, active, without))
-            else:
-                opened.append(_opened_decoder(name, model, active, without))
+            if isinstance(model, OpenedBraid):
+                opened.append(_opened(model.name, model, active, without))
+            elif isinstance(model, OpenedDecoder):
+                opened.append(_opened_decoder(model.name, model, active, without))
         except _NothingToSee as error:
-            left_out[name] = error
+            left_out[model.name] = error
     for name, problem in left_out.items():
         if all_named or not opened:
             raise problem
@@ -91,7 +89,7 @@ class _NothingToSee(BraidError):
     """A model has neither paths nor experts nor gates."""
 
 
-def _opened(name: str, model: OpenModel, active: Sequence[str] | None, without: Sequence[str] | None) -> OpenedModel:
+def _opened(name: str, model: OpenedBraid, active: Sequence[str] | None, without: Sequence[str] | None) -> ReadModel:
     meta_model = model.info.model
     gated = model.config.decoded.gates is not None
     try:
@@ -104,12 +102,12 @@ def _opened(name: str, model: OpenModel, active: Sequence[str] | None, without: 
         use_paths(meta_model, active if active is not None else model.config.paths)
         switch_off_modules(meta_model, without or ())
     wanted = None if active is None else list(active)
-    return OpenedModel(name, model, path_names(meta_model), wanted, list(without or ()), routed, gated)
+    return ReadModel(name, model, path_names(meta_model), wanted, list(without or ()), routed, gated)
 
 
 def _opened_decoder(
-    name: str, model: OpenDecoder, active: Sequence[str] | None, without: Sequence[str] | None
-) -> OpenedModel:
+    name: str, model: OpenedDecoder, active: Sequence[str] | None, without: Sequence[str] | None
+) -> ReadModel:
     where = str(model.folder)
     if not model.is_gated:
         raise _NothingToSee(
@@ -117,11 +115,11 @@ def _opened_decoder(
         )
     if active is not None or without:
         raise BraidError("only Braid's models have paths and named modules", where, "Leave out --paths and --without.")
-    return OpenedModel(name, model, routed=False, gated=True)
+    return ReadModel(name, model, routed=False, gated=True)
 
 
 def analyse(
-    opened: OpenedModel, texts: Texts, right: dict[str, str | None], device: str, batch: int
+    opened: ReadModel, texts: Texts, right: dict[str, str | None], device: str, batch: int
 ) -> tuple[ModelRoutes | None, ModelGates | None]:
     """Run one model over its texts and describe what it chose, and what its gates did."""
     model: Any = opened.model.load(device)
@@ -134,7 +132,7 @@ def analyse(
 
 
 def _routes(
-    opened: OpenedModel, model: BraidForCausalLM, texts: Texts, right: dict[str, str | None], batch: int
+    opened: ReadModel, model: BraidForCausalLM, texts: Texts, right: dict[str, str | None], batch: int
 ) -> ModelRoutes:
     with errors_at(opened.where):
         layers = find_layers(model)
@@ -147,7 +145,7 @@ def _routes(
     return result
 
 
-def _gates(opened: OpenedModel, model: Any, texts: Texts) -> ModelGates:
+def _gates(opened: ReadModel, model: Any, texts: Texts) -> ModelGates:
     with progress(f"gates of {opened.name}", texts.tokens, "tokens") as advance:
         ids, domains = [text.ids for text in texts.all], [text.domain for text in texts.all]
         layers = measure_gates(model, ids, domains, advance)

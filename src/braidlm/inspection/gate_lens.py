@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
-from braidlm.decoders.gating import gates_of
-from braidlm.decoders.structure import find_parts
 from braidlm.inspection.gates import gate_passes
 from braidlm.model.heads.losses import log_probabilities_of
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.gating import gates_of
+from braidlm.opening.structure import find_parts
 
 ROWS = 1024
 """Tokens whose logits are in memory at once."""

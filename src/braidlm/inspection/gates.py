@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from braidlm.decoders.gating import gates_of
 from braidlm.inspection.texts import windows_of
 from braidlm.model.gates import Gate
+from braidlm.opening.gating import gates_of
 
 MAX_WINDOW = 1024
 """Tokens that are read at once, where the model's context is longer."""

@@ -6,12 +6,12 @@ from pathlib import Path
 from braidlm.core.decoding.prompts import DEFAULT_PROMPTS, Prompt, read_prompts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.models.names import StrPath
 from braidlm.core.report.write import check_out, write
 from braidlm.inspection.analysis import analyse, open_models
 from braidlm.inspection.results import RoutingReport
 from braidlm.inspection.routes_report import PAGE, routes_report
 from braidlm.inspection.texts import Texts, check_domains, data_sources, prompt_texts, right_paths
+from braidlm.opening.names import StrPath
 
 TOKENS = 20_000
 """Of each data set, by default."""

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from braidlm.bridges.locate import on_disk
-from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
 from braidlm.core.decoding.decoder import Sampling, TokenDecoder
 from braidlm.core.decoding.exits import EarlyExit
@@ -15,12 +13,13 @@ from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.decoding.transformers_decoder import decoder_for
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.models.names import StrPath, find_model, model_folder, name_sources
 from braidlm.core.report.write import check_file, write_file
-from braidlm.decoders.loading import OpenDecoder
-from braidlm.decoders.opening import open_folder
 from braidlm.model.config.ranges import CountOrZero, Length
 from braidlm.model.config.strict import decode
+from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.names import StrPath
+from braidlm.opening.open import open_model, open_models
+from braidlm.opening.opened_model import OpenedModel
 from braidlm.serving.prompt_study import Continuation, Generation, PromptStudy, study_report
 
 
@@ -52,13 +51,13 @@ def generate(
     early_exit = EarlyExit(exit_layer, exit_confidence, speculate)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next, pauses)
-    opened = open_folder(find_model(on_disk(model)))
+    opened = open_model(model, paths=paths, without=without)
     device = choose_device(device)
-    loaded, plain_decoder = _load(opened, device, paths, without, early_exit)
+    loaded, plain_decoder = _load(opened, device, early_exit)
     tokenizer, config, texts = opened.tokenizer, loaded.config, [Continuation(prompt) for prompt in prompts]
     _warn_of_long_prompts(opened, encode_prompts(tokenizer, prompts, pauses))
     result = Generation(str(opened.folder), device, texts=texts)
-    if isinstance(opened, OpenModel):
+    if isinstance(opened, OpenedBraid):
         result.paths, result.without = config.paths, config.without or None
     if top_next:
         for text, tokens in zip(result.texts, next_tokens(loaded, tokenizer, prompts, top_next, pauses), strict=True):
@@ -115,15 +114,15 @@ def prompt_study(
         loaded = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     if not models:
         raise BraidError("there is no model", todo="Name one or more model folders, runs or studies.")
-    named, texts = name_sources(models), [prompt.text for prompt in loaded]
-    for model in named.values():
-        _check_model(open_folder(model_folder(model)), texts, pauses, paths, without, early_exit)
+    opened, texts = open_models(models, paths=paths, without=without), [prompt.text for prompt in loaded]
+    for model in opened:
+        _check_model(model, texts, pauses, early_exit)
     study = PromptStudy(loaded)
-    for name, model in named.items():
+    for model in opened:
         if on_model is not None:
-            on_model(name)
-        study.models[name] = generate(
-            model,
+            on_model(model.name)
+        study.models[model.name] = generate(
+            model.folder,
             texts,
             max_tokens,
             sampling.temperature,
@@ -161,53 +160,32 @@ def _sampling(
     return Sampling(0.0 if greedy else temperature, top_k, top_p, seed)
 
 
-def _load(
-    opened: OpenModel | OpenDecoder,
-    device: str,
-    paths: Sequence[str] | None,
-    without: Sequence[str] | None,
-    early_exit: EarlyExit,
-) -> tuple[Any, Callable[..., TokenDecoder]]:
+def _load(model: OpenedModel, device: str, early_exit: EarlyExit) -> tuple[Any, Callable[..., TokenDecoder]]:
     """The model in memory, and what makes a decoder for it."""
-    if isinstance(opened, OpenDecoder):
-        _check_switches(opened, paths, without, early_exit)
-        return opened.load(device), decoder_for
-    loaded = opened.load(device, paths, without)
+    if not isinstance(model, OpenedBraid):
+        _check_no_exit(model, early_exit)
+        return model.load(device), decoder_for
+    loaded = model.load(device)
     early_exit.prepare(loaded)
     return loaded, early_exit.decoder
 
 
-def _check_switches(
-    decoder: OpenDecoder, paths: Sequence[str] | None, without: Sequence[str] | None, early_exit: EarlyExit
-) -> None:
-    """Refuse what only Braid's models have."""
-    for option, given, what in (
-        ("--paths", paths is not None, "paths to choose from"),
-        ("--without", bool(without), "named modules"),
-        ("--exit-layer, --exit-confidence and --speculate", early_exit != EarlyExit(), "early exits"),
-    ):
-        if given:
-            raise BraidError(f"only Braid's models have {what}", str(decoder.folder), f"Leave out {option}.")
+def _check_no_exit(model: OpenedModel, early_exit: EarlyExit) -> None:
+    """Refuse what a decoder of transformers does not have."""
+    model.check()
+    if early_exit != EarlyExit():
+        todo = "Leave out --exit-layer, --exit-confidence and --speculate."
+        raise BraidError("only Braid's models have early exits", str(model.folder), todo)
 
 
-def _check_model(
-    model: OpenModel | OpenDecoder,
-    prompts: Sequence[str],
-    pauses: int,
-    paths: Sequence[str] | None,
-    without: Sequence[str] | None,
-    early_exit: EarlyExit,
-) -> None:
+def _check_model(model: OpenedModel, prompts: Sequence[str], pauses: int, early_exit: EarlyExit) -> None:
     """Find problems before any model is loaded."""
-    if isinstance(model, OpenDecoder):
-        _check_switches(model, paths, without, early_exit)
-        limit = model.context
+    if isinstance(model, OpenedBraid):
+        model.check()
+        early_exit.check(model.info.model)
     else:
-        model.check(paths, without)
-        empty = model.info.model
-        early_exit.check(empty)
-        limit = empty.model.positions.limit
-    encoded = encode_prompts(model.tokenizer, prompts, pauses)
+        _check_no_exit(model, early_exit)
+    encoded, limit = encode_prompts(model.tokenizer, prompts, pauses), model.limit
     for prompt, ids in zip(prompts, encoded, strict=True):
         if limit is not None and len(ids) >= limit:
             excerpt = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
@@ -217,13 +195,11 @@ def _check_model(
     _warn_of_long_prompts(model, encoded)
 
 
-def _warn_of_long_prompts(model: OpenModel | OpenDecoder, prompts: Sequence[Sequence[int]]) -> None:
-    """A model without a limit reads on beyond its context, where it was not trained; with one, prompts are refused."""
-    if isinstance(model, OpenDecoder) or model.info.model.model.positions.limit is not None:
-        return
-    context, longest = model.config.max_position_embeddings, max(map(len, prompts))
-    if longest > context:
+def _warn_of_long_prompts(model: OpenedModel, prompts: Sequence[Sequence[int]]) -> None:
+    """Say that a model without a limit reads beyond the context it was trained for; with a limit, it refuses to."""
+    longest = max(map(len, prompts))
+    if model.limit is None and model.context is not None and longest > model.context:
         console.warn(
-            f"{model.folder}: a prompt has {longest} tokens, and the model's context is {context}: beyond it, what it "
-            "writes is likely to be poor"
+            f"{model.folder}: a prompt has {longest} tokens, and the model's context is {model.context}: beyond it, "
+            "what it writes is likely to be poor"
         )

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from braidlm.bridges.opening import open_model
 from braidlm.core import console
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.models.folders import load_lineage
@@ -15,6 +14,7 @@ from braidlm.core.models.integrity import model_hash
 from braidlm.core.models.runs import is_run, newest_checkpoint
 from braidlm.edits.edit import edit
 from braidlm.inspection.texts import DataSource
+from braidlm.opening.open import open_model
 from braidlm.studies.models import errors_of
 from braidlm.studies.phases import EditStep, edit_step
 from braidlm.studies.study import Study
@@ -48,7 +48,9 @@ def is_made_of(folder: Path, sources: Sequence[Path], options: Mapping[str, Any]
     """Whether a model folder's lineage names exactly the weights of these models, and these options of an edit."""
     lineage = load_lineage(folder) or {}
     before = [source for source in lineage.get("sources", []) if "data" not in source]
-    same = [_weights(source) for source in before] == [_weights(open_model(source).record()) for source in sources]
+    same = [_weights(source) for source in before] == [
+        _weights(open_model(source, "braid").record()) for source in sources
+    ]
     return same and (options is None or options.items() <= lineage.get("options", {}).items())
 
 

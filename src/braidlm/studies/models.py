@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 
-from braidlm.bridges.opening import open_model
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.models.accounting import skeleton
@@ -17,6 +16,7 @@ from braidlm.edits.compose import composed_architecture
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.open import open_model
 from braidlm.studies.members import distilled_model, member_model, member_names, members_of
 from braidlm.studies.study import Study
 
@@ -91,7 +91,7 @@ def _config(study: Study, kind: Kind, name: str, before: list[StudyModel]) -> Br
         return BraidConfig(_architecture(study, kind, name), size)
     base = study.base_of(name)
     if base not in study.model_names:
-        return open_model(base).config
+        return open_model(base, "braid").config
     config = next((model.config for model in before if model.name == base), None)
     if config is None:
         raise BraidError(f"'{base}', which it is made of, cannot be built")

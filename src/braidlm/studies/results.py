@@ -10,7 +10,6 @@ from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_model
-from braidlm.core.models.names import find_model, title_of
 from braidlm.core.models.runs import read_metrics, training_seconds
 from braidlm.data.loading.halves import Half
 from braidlm.data.loading.open_data import OpenData, open_data
@@ -20,6 +19,7 @@ from braidlm.inspection.results import RoutingReport
 from braidlm.inspection.routes import routes
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import use_paths
+from braidlm.opening.names import find_model, title_of
 from braidlm.studies.members import path_of_domains
 from braidlm.studies.models import Kind
 from braidlm.studies.study import Study

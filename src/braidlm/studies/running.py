@@ -8,13 +8,13 @@ from typing import Any
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.models.names import find_model, title_of
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.streams import Subset
 from braidlm.edits.compose import compose
 from braidlm.model.config.strict import decode, encode
+from braidlm.opening.names import find_model, title_of
 from braidlm.studies.averaging import average_models
 from braidlm.studies.editing import apply_edits, check_texts, is_made_of, is_taught_by, is_trained_from, remove_made
 from braidlm.studies.members import distilled_domains, distilled_model

@@ -6,12 +6,12 @@ from typing import Any
 
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import model_facts
-from braidlm.core.models.names import find_sources
 from braidlm.core.reading import given_path
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.packing.packed_data import is_packed
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.model.config.strict import encode
+from braidlm.opening.names import find_sources
 from braidlm.studies.decoding import decode_study, is_study
 from braidlm.studies.members import distilled_domains
 from braidlm.studies.models import errors_of, study_models

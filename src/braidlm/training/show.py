@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from braidlm.bridges.opening import open_model
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, collecting, did_you_mean, errors_at
 from braidlm.core.models.accounting import model_facts, skeleton
@@ -19,16 +18,16 @@ from braidlm.data.loading.config import DataConfig
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
-from braidlm.decoders.facts import decoder_facts, decoder_notes
-from braidlm.decoders.loading import OpenDecoder, open_decoder
-from braidlm.decoders.opening import open_folder
 from braidlm.kernels.lowering import Lowered
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.training.decoder_start import plan_decoder_run
+from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.decoder_costs import decoder_facts, decoder_notes
+from braidlm.opening.open import open_model
 from braidlm.training.expected_time import tokens_of, training_seconds, training_speed
 from braidlm.training.recipe import decode_recipe
-from braidlm.training.start_from import data_of
+from braidlm.training.start_from import data_of, open_decoder, plan_decoder_run
 
 ASSUMED_VOCABULARY = 50_257
 """GPT-2's: used where a recipe takes the vocabulary from a tokenizer that does not exist yet."""
@@ -88,16 +87,17 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
 
 def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
     """A model folder, with what is wrong with it."""
-    opened = open_folder(folder)
-    if isinstance(opened, OpenDecoder):
+    opened = open_model(folder)
+    if isinstance(opened, OpenedDecoder):
         return _decoder_folder_facts(opened, length)
+    assert isinstance(opened, OpenedBraid)
     config = opened.config
     notes: list[str] = []
     problems: list[str] = []
     with collecting(problems):
         opened.check()
     lineage = load_lineage(folder)
-    if not opened.is_braid:
+    if opened.is_bridged:
         notes.append(
             f"This is a '{opened.kind}' folder, shown as Braid reads it; `braid convert` writes it as Braid's."
         )
@@ -128,7 +128,7 @@ def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
     }
 
 
-def _decoder_folder_facts(opened: OpenDecoder, length: int | None) -> dict[str, Any]:
+def _decoder_folder_facts(opened: OpenedDecoder, length: int | None) -> dict[str, Any]:
     problems: list[str] = []
     fingerprint = None
     with collecting(problems):
@@ -149,7 +149,7 @@ def _decoder_recipe_facts(name: str, data: dict[str, Any], length: int | None) -
     """A recipe that trains a decoder, which is opened and not loaded."""
     with errors_at(name):
         recipe = decode_recipe(data).recipe
-    facts = _decoder_folder_facts(open_decoder(str(recipe.decoder)), length)
+    facts = _decoder_folder_facts(open_decoder(recipe), length)
     with collecting(facts["problems"]):
         facts["notes"].append(plan_decoder_run(recipe, torch.device(choose_device("auto"))))
     about = dict(list_recipes()).get(name)
@@ -204,7 +204,7 @@ def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Arc
         tokens = _tokenizer_size(data_of(loaded.recipe), problems)
     architecture, vocab_size = loaded.architecture, loaded.vocab_size
     if architecture is None:
-        config = open_model(str(loaded.recipe.start_from)).config
+        config = open_model(str(loaded.recipe.start_from), "braid").config
         architecture, vocab_size = config.decoded, config.vocab_size
     if vocab_size and tokens and tokens > vocab_size:
         problems.append(f"the tokenizer has {tokens:,} tokens, the model a vocabulary of {vocab_size:,}")

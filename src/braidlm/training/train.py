@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from braidlm.bridges.opening import open_model
 from braidlm.core import console
 from braidlm.core.devices import device_name
 from braidlm.core.errors import BraidError
@@ -23,12 +22,11 @@ from braidlm.core.report.report import Table
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.ordered import FOLDER as ORDER
 from braidlm.data.loading.ordered import order_streams, record_orders
-from braidlm.decoders.loading import open_decoder
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.decoder_start import make_decoder, plan_decoder_run, train_gates_alone
+from braidlm.opening.open import open_model
 from braidlm.training.distill.teachers import Teacher, check_same_teachers, find_teachers
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
@@ -38,7 +36,16 @@ from braidlm.training.monitoring.tracking import Tracker
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, claimed
 from braidlm.training.saving.checkpoints import Checkpoints
-from braidlm.training.start_from import check_length, check_not_quantised, data_of, load_start
+from braidlm.training.start_from import (
+    check_length,
+    check_not_quantised,
+    data_of,
+    load_start,
+    make_decoder,
+    open_decoder,
+    plan_decoder_run,
+    train_gates_alone,
+)
 from braidlm.training.step.memory import check_positions
 from braidlm.training.step.objective import use_routing_losses
 from braidlm.training.step.parallel import Rank, join_group, wait_for_all
@@ -157,7 +164,7 @@ def _add_adapter(model: BraidForCausalLM, loaded: LoadedRecipe) -> Adapter | Non
     training, start = loaded.recipe.training, loaded.recipe.start_from
     if training.lora is None or start is None:
         return None
-    adapter = Adapter(model, training.lora, open_model(start).record())
+    adapter = Adapter(model, training.lora, open_model(start, "braid").record())
     console.say(adapter.summary())
     if adapter.has_banks and training.compile is not False:
         if training.compile:
@@ -244,7 +251,7 @@ def _check_architecture(loaded: LoadedRecipe, device: torch.device) -> None:
     if loaded.recipe.decoder is not None:
         console.say(plan_decoder_run(loaded.recipe, device))
     elif loaded.recipe.start_from is not None:
-        start = open_model(loaded.recipe.start_from)
+        start = open_model(loaded.recipe.start_from, "braid")
         check_not_quantised(start.config.decoded, str(start.folder))
     elif loaded.architecture is not None:
         check_not_quantised(loaded.architecture, "model.compression")
@@ -268,7 +275,7 @@ def _check_memory(config: BraidConfig, loaded: LoadedRecipe, device: torch.devic
 def _make_model(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> BraidForCausalLM:
     """A fresh model, or the one to start from."""
     if loaded.recipe.start_from is not None:
-        start = open_model(loaded.recipe.start_from)
+        start = open_model(loaded.recipe.start_from, "braid")
         _check_memory(start.config, loaded, device)
         return load_start(start, loaded, data)
     vocab_size = loaded.vocab_size or data.tokenizer.vocab_size
@@ -295,9 +302,9 @@ def _lineage_maker(loaded: LoadedRecipe, data: OpenData, teachers: list[Teacher]
         {"data": s.name, "tokens": len(s), "words": s.words, "subset": vars(s.subset)} for s in data.train
     ]
     if loaded.recipe.start_from:
-        sources.append(open_model(loaded.recipe.start_from).record())
+        sources.append(open_model(loaded.recipe.start_from, "braid").record())
     if loaded.recipe.decoder:
-        sources.append(open_decoder(loaded.recipe.decoder).record())
+        sources.append(open_decoder(loaded.recipe).record())
     sources += [teacher.record() for teacher in teachers]
 
     def lineage(training: dict[str, Any]) -> dict[str, Any]:

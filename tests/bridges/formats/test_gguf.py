@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from braidlm.bridges.convert import convert
 from braidlm.cli import main as command
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, save_model
@@ -20,6 +19,7 @@ from braidlm.data.tokenizing.build import SpecialTokens, bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import byte_characters
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.convert import convert
 from tests.bridges.gguf_models import GPT2, LLAMA, MODELS, ROWS, saved_braid
 
 gguf = pytest.importorskip("gguf")

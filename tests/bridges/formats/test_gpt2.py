@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel, GPT2Model
 
-from braidlm.bridges.convert import convert
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import load_lineage, load_model
+from braidlm.opening.convert import convert
 from tests.bridges.checkpoints import braid, difference, gpt2, reconfigure, rewrite, same_tensors, saved
 
 SHAPES = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from braidlm.bridges.convert import convert
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
+from braidlm.opening.convert import convert
 from tests.bridges.checkpoints import braid, difference, llama, reconfigure, rewrite, same_tensors, saved
 
 SHAPES = {

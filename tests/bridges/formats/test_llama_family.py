@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from braidlm.bridges.convert import convert
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.convert import convert
 from tests.bridges.checkpoints import (
     braid,
     difference,

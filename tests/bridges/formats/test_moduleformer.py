@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from braidlm.bridges.convert import convert
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.model.routing.losses import mutual_information
+from braidlm.opening.convert import convert
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference"
 VARIANTS = ["identity-kv", "projected-kv"]

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from braidlm.bridges.convert import convert
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_config, load_lineage
+from braidlm.opening.convert import convert
 from tests.bridges.moep_models import CONFIG, PlainMoep, Tensors, other_version
 
 IDS = torch.randint(0, 41, (2, 17), generator=torch.Generator().manual_seed(2))

@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from braidlm.bridges.bridge import bridges
-from braidlm.bridges.convert import convert
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.cli import main as command
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import load_config, load_lineage, load_model
 from braidlm.model.routing.losses import load_balance_as_coded, token_entropy_as_coded
+from braidlm.opening.convert import convert
 from tests.bridges.papaformer_models import Tensors, dense_tensors, reference_logits, whole_tensors
 from tests.without_braid import run_without_braid
 

@@ -221,7 +221,7 @@ def test_another_kind_of_model_is_sent_to_convert(tmp_path: Path) -> None:
 
 
 def test_what_convert_reads_is_known_here() -> None:
-    from braidlm.bridges.convert import folder_formats
+    from braidlm.opening.convert import folder_formats
 
     assert folder_formats() == folders.IMPORTABLE
 

@@ -11,7 +11,7 @@ from braidlm.core.models.folders import save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import SpecialTokens
 from braidlm.edits.compose import compose
-from braidlm.edits.sources import Source
+from braidlm.opening.braid import OpenedBraid
 from tests.edits.composed_paths import GPT2, TOKENIZER, blocks, saved_path
 from tests.tiny_models import tiny_model
 
@@ -83,7 +83,7 @@ def test_other_tokenizers_are_refused_before_a_tensor_is_read(home, monkeypatch)
     def never(self, *arguments):
         raise AssertionError("a tensor was read")
 
-    monkeypatch.setattr(Source, "__init__", never)
+    monkeypatch.setattr(OpenedBraid, "check_editable", never)
     other = bytes_tokenizer(SpecialTokens(eos="<end>", bos="<end>", order=("<end>", "<|pad|>")))
     save_model(tiny_model(vocab_size=258), "code", other, {})
     said = refused("stories", "maths", "code")

@@ -8,10 +8,10 @@ from braidlm.core.errors import BraidError
 from braidlm.evals.evaluate import evaluate
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.finetuning.data_sets import DATA_SETS
-from braidlm.evals.model_folders import ModelFolder
 from braidlm.evals.suites import SUITES
 from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS
+from braidlm.opening.opened_model import OpenedModel
 from tests.evals.labelled_examples import answerable, write_answerable, write_rows
 
 BABYLM = ("superglue_boolq", "glue_mnli", "glue_mrpc", "superglue_multirc", "glue_qqp", "glue_rte", "superglue_wsc")
@@ -68,7 +68,7 @@ def test_a_wrong_label_is_an_error_before_a_model_is_looked_for(tmp_path: Path) 
 def test_wrong_settings_are_an_error_before_a_model_is_loaded(
     tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ModelFolder, "load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(OpenedModel, "load", lambda *_: pytest.fail("a model was loaded"))
     path = {"glue_sst2": write_answerable(tmp_path / "data")}
     with pytest.raises(BraidError, match="seeds: expected a whole number from 1 to 1000, got 0"):
         evaluate(runs / "one", "glue_sst2", data_of=path, settings=Settings(seeds=0))

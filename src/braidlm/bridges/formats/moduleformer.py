@@ -10,9 +10,7 @@ from torch import Tensor
 
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, TensorMapping, bridges
 from braidlm.bridges.checkpoint import SINGLE_FILE, Checkpoint, Shapes
-from braidlm.bridges.exporting import FolderTarget
-from braidlm.bridges.hugging_face import read_config
-from braidlm.bridges.locate import Location
+from braidlm.bridges.hugging_face import FolderTarget, read_config
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.changes import changes
 from braidlm.core.errors import BraidError, errors_at
@@ -127,11 +125,11 @@ class ModuleFormerBridge(ExportingBridge):
     title = "ModuleFormer"
     single_file = True
 
-    def open(self, location: Location) -> OpenedCheckpoint:
-        settings, where = self._settings(location)
+    def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
+        settings, where = self._settings(path, config_file)
         with errors_at(str(where)):
             config = decode(ModuleFormerConfig, settings)
-        checkpoint = Checkpoint(location.path)
+        checkpoint = Checkpoint(path)
         if config.tie_word_embeddings and "lm_head.weight" in checkpoint.stored:
             checkpoint.ignore_copy_of_embedding("lm_head.weight", "transformer.wte.weight")
         ids = {
@@ -143,16 +141,16 @@ class ModuleFormerBridge(ExportingBridge):
             notes.append("dropout inside routers (moe_pdrop) is left out; logits do not change")
         return OpenedCheckpoint(checkpoint, ours, "the ModuleFormer that the configuration describes", notes)
 
-    def _settings(self, location: Location) -> tuple[dict[str, Any], Path]:
+    def _settings(self, path: Path, config_file: Path | None) -> tuple[dict[str, Any], Path]:
         """The options that decide about the model; a config.json of transformers has others beside them."""
-        if location.path.is_dir():
-            data, where = read_config(location.path, "moduleformer"), location.path / "config.json"
-        elif location.config is not None:
-            data, where = read_json(location.config), location.config
+        if path.is_dir():
+            data, where = read_config(path, "moduleformer"), path / "config.json"
+        elif config_file is not None:
+            data, where = read_json(config_file), config_file
         else:
             raise BraidError(
                 "the tensors do not say how many modules a token uses, nor how many heads a module has",
-                str(location.path),
+                str(path),
                 "Give IBM's configuration with `--config FILE.json`.",
             )
         known = {field.name for field in fields(ModuleFormerConfig)}

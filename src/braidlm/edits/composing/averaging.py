@@ -111,7 +111,7 @@ def check_no_layout(**options: object) -> None:
 def check_averaged(paths: Sequence[PathModel], composed: BraidForCausalLM) -> None:
     """Compare the composed model's probabilities with those of the models run apart, one after another."""
     ids = probe_ids(composed.config)
-    each = torch.stack([path.source.load()(ids).logits.log_softmax(-1) for path in paths])
+    each = torch.stack([path.source.load(dtype=torch.float32)(ids).logits.log_softmax(-1) for path in paths])
     is_judged = isinstance(composed.head, PosteriorHead)
     shares = posterior_shares(each, ids, composed.head.window) if is_judged else torch.zeros(len(paths), 1, 1)
     wanted = (each + shares.log_softmax(0)[..., None]).logsumexp(0)

@@ -135,7 +135,7 @@ class Composition:
         if kinds := [kind for kind in self.fresh_parts() if kind in ("projections", "joins")]:
             notes.append(f"{' and '.join(kinds)} begin {STARTS[self.start]}")
         notes += [f"'{path.name}': {note}" for path in self.paths for note in path.source.notes]
-        first, *others = ((path.name, path.source.model.tokenizer.identity()["roles"]) for path in self.paths)
+        first, *others = ((path.name, path.source.tokenizer.identity()["roles"]) for path in self.paths)
         differing = [name for name, roles in others if roles != first[1]]
         if differing:
             notes.append(f"special tokens have other roles in {', '.join(differing)}; those of '{first[0]}' count")

@@ -10,10 +10,8 @@ from typing import Any
 from torch import nn
 
 from braidlm.bridges.model_info import ModelInfo
-from braidlm.bridges.opening import OpenModel
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.tokenizer import differences
-from braidlm.edits.sources import Source
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import encode
@@ -21,6 +19,7 @@ from braidlm.model.heads.embedding import embeddings
 from braidlm.model.heads.head import heads
 from braidlm.model.paths.parallel import PathConfig
 from braidlm.model.sharing import LowRank
+from braidlm.opening.braid import OpenedBraid
 
 
 @dataclass(frozen=True)
@@ -80,18 +79,18 @@ class PathShape:
 class PathModel(PathShape):
     """A model with its weights."""
 
-    source: Source
+    source: OpenedBraid
 
     @classmethod
-    def of(cls, name: str, source: Source) -> "PathModel":
-        return cls(name, source.plain, source)
+    def of(cls, name: str, source: OpenedBraid) -> "PathModel":
+        return cls(name, source.info, source)
 
     @property
     def folder(self) -> str:
-        return str(self.source.model.folder)
+        return str(self.source.folder)
 
 
-def name_paths(models: Sequence[OpenModel], names: Sequence[str] | None) -> list[str]:
+def name_paths(models: Sequence[OpenedBraid], names: Sequence[str] | None) -> list[str]:
     """The paths' names: those given, or the models' titles reduced to letters, digits, - and _."""
     if names is not None and len(names) != len(models):
         raise BraidError(
@@ -111,7 +110,7 @@ def name_paths(models: Sequence[OpenModel], names: Sequence[str] | None) -> list
     return names
 
 
-def check_listed_once(models: Sequence[OpenModel]) -> None:
+def check_listed_once(models: Sequence[OpenedBraid]) -> None:
     """Each model is one path."""
     folders = [one.folder.resolve() for one in models]
     for folder in folders:
@@ -119,7 +118,7 @@ def check_listed_once(models: Sequence[OpenModel]) -> None:
             raise BraidError("this path is listed twice", str(folder), "A model can be one path of another only once.")
 
 
-def check_tokenizers(models: Sequence[OpenModel], names: Sequence[str]) -> None:
+def check_tokenizers(models: Sequence[OpenedBraid], names: Sequence[str]) -> None:
     """All models must have the same tokenizer; checked before a tensor is read."""
     first = models[0]
     for one, name in zip(models[1:], names[1:], strict=True):

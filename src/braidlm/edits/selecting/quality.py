@@ -7,10 +7,10 @@ from typing import Any
 
 from braidlm.core import console
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.decoders.gating import without
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.held_out_text import HeldOutText
 from braidlm.evals.scoring.scorer import Scorer
+from braidlm.opening.gating import without
 
 
 @dataclass(frozen=True)

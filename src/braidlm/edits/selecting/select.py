@@ -7,27 +7,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.names import find_model, title_of
 from braidlm.core.models.runs import LORA_CONFIG
 from braidlm.core.reading import given_path
 from braidlm.core.report.write import check_out, write
-from braidlm.decoders.adapter import read_adapter, write_adapter_files
-from braidlm.decoders.gating import detach
-from braidlm.decoders.loading import OpenDecoder
-from braidlm.decoders.opening import open_folder
 from braidlm.edits.account import Part, account_table, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.gate import TOKENIZER_FILES, write_full
 from braidlm.edits.modules import moved
 from braidlm.edits.selecting.rules import Rule
 from braidlm.edits.selecting.selection import Selection, check_equal, logits_without, select_gates, selection_report
-from braidlm.edits.sources import Source
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.inspection.texts import DataSource
@@ -35,6 +28,11 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Count, LayersOrZero, Rate
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.adapter import read_adapter, write_adapter_files
+from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.gating import detach
+from braidlm.opening.opened_model import OpenedModel
 
 LORA_FILES = (LORA_CONFIG, "adapter_model.safetensors")
 """Adapters that may stand beside the gates of a decoder, and stay as they are."""
@@ -46,6 +44,7 @@ class Select(Edit):
     """Which gates go."""
 
     about: ClassVar[str] = "leave out the gates that a text hardly needs (Self-MoE)"
+    backend = "any"
 
     text: str
     """The calibration text: a file, a folder or packed data of what the gates were trained on."""
@@ -66,18 +65,18 @@ class Select(Edit):
         if self.threshold is not None and self.keep is not None:
             raise BraidError("give either a threshold or the number of gates to keep", todo="`--threshold 0.1`")
 
-    def plan(self, source: Source) -> EditPlan:
+    def plan(self, source: OpenedBraid) -> EditPlan:
         if not source.config.decoded.gates:
-            raise no_gates(source.model.title)
-        model = source.load().to(choose_device("auto"))
-        selection = self.select(model, source.model)
+            raise no_gates(source.title)
+        model = source.load(dtype=torch.float32).to(choose_device("auto"))
+        selection = self.select(model, source)
         planned = skeleton(_with_gates(source, selection.kept))
         account = moved(list(targets(planned)), SOURCE, {})
         used = {part.tensor for origin in account.derived.values() for part in origin.parts}
-        for name in source.plain.tensors:
+        for name in source.info.tensors:
             if name not in used:
                 account.left_out[Part(SOURCE, name)] = "its gate goes"
-        account.check(targets(planned), {SOURCE: source.plain.tensors})
+        account.check(targets(planned), {SOURCE: source.info.tensors})
 
         def measure(edited: BraidForCausalLM) -> dict[str, Any]:
             check_equal(logits_without(model, selection), edited, selection)
@@ -88,18 +87,16 @@ class Select(Edit):
         lines = [*selection.lines(), *account_table(account, ()), *(f"  note: {note}" for note in source.notes)]
         return EditPlan(lines, planned, account, unchanged_on=unchanged_on, measure=measure)
 
-    def apply(self, model: str | Path, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
-        """Of a decoder of transformers with gates, the same decoder with fewer of them."""
-        opened = open_folder(find_model(model))
-        if isinstance(opened, OpenModel):
-            return super().apply(model, out, record, dry_run)
-        return self._apply_to_decoder(opened, out, record, dry_run)
+    def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
+        if isinstance(model, OpenedDecoder):
+            return self._apply_to_decoder(model, out, record, dry_run)
+        return super().apply(model, out, record, dry_run)
 
     def _apply_to_decoder(
-        self, opened: OpenDecoder, out: str | Path | None, record: dict[str, Any], dry_run: bool
+        self, opened: OpenedDecoder, out: str | Path | None, record: dict[str, Any], dry_run: bool
     ) -> Path | None:
         if not opened.is_gated:
-            raise no_gates(opened.name)
+            raise no_gates(opened.title)
         if self.keep == 0:
             todo = f"Use its base: {read_adapter(opened.folder).base}." if opened.has_gates else "Keep at least one."
             raise BraidError("a decoder without any gate is a plain one", str(opened.folder), todo)
@@ -122,7 +119,7 @@ class Select(Edit):
                 write_full(model, opened, scratch, lineage, folder.name)
         return folder
 
-    def select(self, model: Any, opened: OpenModel | OpenDecoder) -> Selection:
+    def select(self, model: Any, opened: OpenedModel) -> Selection:
         """What becomes of the gates of a loaded model; the report of it is written if there is to be one."""
         if self.report is not None:
             check_out(self.report, "braid edit select", "select.html", fresh=True)
@@ -131,7 +128,7 @@ class Select(Edit):
         documents = [document.ids for document in data.texts(opened.tokenizer)]
         selection = select_gates(
             model,
-            title_of(opened.folder),
+            opened.title,
             opened.folder,
             opened.tokenizer,
             documents,
@@ -150,7 +147,7 @@ def no_gates(title: str) -> BraidError:
     return BraidError("this model has no gates to select from", title, "`braid edit gate MODEL --out DIR` adds some.")
 
 
-def _write_adapter(model: Any, opened: OpenDecoder, folder: Path, lineage: dict[str, Any], name: str) -> None:
+def _write_adapter(model: Any, opened: OpenedDecoder, folder: Path, lineage: dict[str, Any], name: str) -> None:
     """The gates that are left, and what else stood beside them."""
     adapter = read_adapter(opened.folder)
     write_adapter_files(model, folder, adapter.base, adapter.base_sha256, lineage, name)
@@ -158,6 +155,6 @@ def _write_adapter(model: Any, opened: OpenDecoder, folder: Path, lineage: dict[
         shutil.copyfile(path, folder / path.name)
 
 
-def _with_gates(source: Source, layers: list[int]) -> BraidConfig:
+def _with_gates(source: OpenedBraid, layers: list[int]) -> BraidConfig:
     """The same model with the gates of these layers only."""
     return source.config_with(gates=encode(source.config.decoded.gates) | {"layers": layers} if layers else None)

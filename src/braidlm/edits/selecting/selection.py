@@ -13,7 +13,6 @@ from braidlm.core.errors import BraidError
 from braidlm.core.report.charts import Lines
 from braidlm.core.report.report import Report, Table
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.decoders.gating import gates_of, without
 from braidlm.edits.account import columns
 from braidlm.edits.edit import UNCHANGED
 from braidlm.edits.gate import layer_ranges
@@ -22,6 +21,7 @@ from braidlm.edits.selecting.rules import Rule, Verdict, judge
 from braidlm.evals.formats.held_out_text import HeldOutText
 from braidlm.inspection.gate_lens import LayerLens, gate_lens
 from braidlm.inspection.gates import context_limit
+from braidlm.opening.gating import gates_of, without
 
 PROBE = 64
 """Tokens at which logits are compared."""

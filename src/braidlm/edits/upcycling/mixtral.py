@@ -15,11 +15,11 @@ from transformers import MixtralConfig
 from braidlm.bridges.bridge import bridges, bullet_list
 from braidlm.bridges.checkpoint import Checkpoint, Shapes
 from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.locate import Location
 from braidlm.core.differences import compare_shapes
 from braidlm.core.errors import BraidError
 from braidlm.edits.account import Account, Derived, Fresh, Part, account_table
 from braidlm.edits.edit import SOURCE
+from braidlm.opening.opened_model import OpenedModel
 
 MIXTRAL_SOURCES = ("llama", "mistral")
 """The model types that have Mixtral's attention, norms and positions."""
@@ -54,10 +54,7 @@ EXPERTS = ".experts."
 class MixtralPlan:
     """The new model, and the origin of each of its tensors."""
 
-    location: Location
-    """Of the source."""
-    kind: str
-    """The source's model type."""
+    source: OpenedModel
     checkpoint: Checkpoint
     config: MixtralConfig
     account: Account
@@ -77,30 +74,30 @@ class MixtralPlan:
         count, top_k = self.config.num_local_experts, self.config.num_experts_per_tok
         idle = sum(t.numel() for name, t in self.tensors.items() if EXPERTS in name) * (count - top_k) // count
         title = (
-            f"Upcycle {self.location.name} to Mixtral: {count} experts for each feed-forward part, of which a token "
+            f"Upcycle {self.source.title} to Mixtral: {count} experts for each feed-forward part, of which a token "
             f"takes {top_k}; {after:,} parameters in place of {before:,}, {after - idle:,} active per token; "
             f"{self.bytes:,} bytes to write"
         )
         return [title, *account_table(self.account, ()), *(f"  note: {note}" for note in self.notes)]
 
 
-def plan_mixtral(location: Location, kind: str, experts: int, top_k: int) -> MixtralPlan:
+def plan_mixtral(source: OpenedModel, experts: int, top_k: int) -> MixtralPlan:
     """Read a folder's configuration and the names of its tensors, and say what becomes of each."""
-    bridge = bridges[kind]()
+    bridge = bridges[source.kind]()
     assert isinstance(bridge, HuggingFaceBridge)
-    config = bridge.foreign_config(location.path)
+    config = bridge.foreign_config(source.folder)
     if problems := _problems(config):
         raise BraidError(
             f"Mixtral cannot express this {bridge.title}:{bullet_list(problems)}",
-            str(location.path / "config.json"),
+            str(source.folder / "config.json"),
             "With `--to braid` the result is a Braid model, which can express more.",
         )
-    checkpoint = bridge.open_checkpoint(location.path)
+    checkpoint = bridge.open_checkpoint(source.folder)
     notes = bridge.resolve_tied_head(config, checkpoint)
     if wrong := compare_shapes(_shapes(bridge, config), checkpoint.shapes) + checkpoint.dtype_problems():
         raise BraidError(
             f"the weights are not those of the {bridge.title} that config.json describes:{bullet_list(wrong)}",
-            str(location.path),
+            str(source.folder),
             "Weights and configuration must come from the same model.",
         )
     stored = {
@@ -111,7 +108,7 @@ def plan_mixtral(location: Location, kind: str, experts: int, top_k: int) -> Mix
     account.check(tensors, {SOURCE: stored})
     mixtral = _mixtral_config(config, experts, top_k, stored[bridge.embedding].dtype)
     left = [f"not read: {name} ({why})" for name, why in checkpoint.ignored.items()]
-    return MixtralPlan(location, kind, checkpoint, mixtral, account, tensors, notes + left[:3])
+    return MixtralPlan(source, checkpoint, mixtral, account, tensors, notes + left[:3])
 
 
 def _problems(config: Any) -> list[str]:

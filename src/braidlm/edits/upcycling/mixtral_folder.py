@@ -19,10 +19,10 @@ from braidlm.core.models.card import exported_card
 from braidlm.core.models.folders import GENERATION, errors_of_transformers, load_lineage, versions
 from braidlm.core.models.licence import CARD, licence_record
 from braidlm.core.models.memory import free_memory
-from braidlm.decoders.shards import write_shards
 from braidlm.edits.account import Fresh
 from braidlm.edits.edit import PROBE, UNCHANGED
 from braidlm.edits.upcycling.mixtral import EXPERTS, MixtralPlan
+from braidlm.opening.shards import write_shards
 
 COPIED = ("*token*.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template*", "LICENSE*", GENERATION)
 """Files of the source that the result has too: the tokenizer's, and how text is generated."""
@@ -30,14 +30,14 @@ COPIED = ("*token*.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_t
 
 def write_mixtral(plan: MixtralPlan, out: Path, record: dict[str, Any], noise: float) -> None:
     """Write the folder in one atomic step, after its logits have been compared with the source's."""
-    source = plan.location.path
+    source = plan.source.folder
     with atomic_folder(out) as folder:
         write_json(folder / "config.json", _settings(plan.config))
         write_shards(folder, plan.tensors, _reader(plan, record["options"]["seed"], noise))
         GenerationConfig.from_model_config(plan.config).save_pretrained(folder)
         for path in (path for pattern in COPIED for path in source.glob(pattern)):
             shutil.copyfile(path, folder / path.name)
-        origin = {"model": plan.location.name, "format": plan.kind, "weights": plan.checkpoint.hashes()}
+        origin = {"model": plan.source.title, "format": plan.source.kind, "weights": plan.checkpoint.hashes()}
         before = load_lineage(source)
         lineage = {
             "format": 1,
@@ -87,7 +87,7 @@ def _compare(plan: MixtralPlan, folder: Path, promised: bool) -> dict[str, Any]:
         return {"logits": "not compared"}
     length = min(PROBE[1], plan.config.max_position_embeddings)
     ids = torch.randint(plan.config.vocab_size, (PROBE[0], length), generator=torch.Generator().manual_seed(0))
-    before, after = _logits(plan.location.path, ids), _logits(folder, ids)
+    before, after = _logits(plan.source.folder, ids), _logits(folder, ids)
     change, largest = (after - before).abs().max().item(), before.abs().max().item()
     console.say(f"  a logit changed by at most {change:.3g} (the largest is {largest:.3g})")
     allowed = UNCHANGED * max(1.0, largest)

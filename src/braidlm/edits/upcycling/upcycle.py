@@ -12,8 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from braidlm.bridges.bridge import bullet_list
-from braidlm.bridges.locate import locate_model
-from braidlm.bridges.opening import BRAID, model_type
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
@@ -21,12 +19,13 @@ from braidlm.core.reading import given_path, read_json
 from braidlm.edits.account import account_table
 from braidlm.edits.edit import Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import check_uncompressed
-from braidlm.edits.sources import Source
 from braidlm.edits.upcycling.experts import noise_for, upcycled_account, upcycled_stages
 from braidlm.edits.upcycling.mixtral import MIXTRAL_SOURCES, plan_mixtral
 from braidlm.edits.upcycling.mixtral_folder import write_mixtral
 from braidlm.model.config.ranges import MAX_ITEMS, Choices, NonNegative, Range
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.braid import BRAID, OpenedBraid
+from braidlm.opening.opened_model import OpenedModel
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """What transformers' configurations call the number of experts."""
@@ -40,6 +39,7 @@ class Upcycle(Edit):
     about: ClassVar[str] = (
         "make a dense model sparse: experts that begin as copies of its feed-forward parts, and routers"
     )
+    backend = "any"
 
     experts: Annotated[int, Range(at_least=2, at_most=MAX_ITEMS)] = 2
     """How many experts each feed-forward part becomes."""
@@ -56,19 +56,18 @@ class Upcycle(Edit):
         if self.top_k > self.experts:
             raise BraidError(f"top_k is {self.top_k}, and there are only {self.experts} experts")
 
-    def apply(self, model: str | Path, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
-        location = locate_model(model)
-        kind = model_type(location.path)
-        _refuse_experts(location.path, kind)
+    def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
+        kind = model.kind
+        _refuse_experts(model.folder, kind)
         if self.to == "braid" or (self.to is None and kind not in MIXTRAL_SOURCES):
-            return super().apply(location.path, out, record, dry_run)
+            return super().apply(model, out, record, dry_run)
         if kind not in MIXTRAL_SOURCES:
             raise BraidError(
                 f"this folder holds a '{kind}' model; {' and '.join(MIXTRAL_SOURCES)} become Mixtral",
-                str(location.path),
+                str(model.folder),
                 "Leave out `--to mixtral`; or write a Llama folder first, with `braid convert MODEL --to llama`.",
             )
-        plan = plan_mixtral(location, kind, self.experts, self.top_k)
+        plan = plan_mixtral(model, self.experts, self.top_k)
         notes = (
             *self.notes(),
             "other trainers than Braid's add the balance loss only with `output_router_logits=True`",
@@ -81,17 +80,17 @@ class Upcycle(Edit):
         write_mixtral(plan, given_path(out), record, self.noise)
         return given_path(out)
 
-    def plan(self, source: Source) -> EditPlan:
-        check_uncompressed(source.plain)
+    def plan(self, source: OpenedBraid) -> EditPlan:
+        check_uncompressed(source.info)
         router = {"top_k": self.top_k, "renormalise": True}
-        stages, sparse, dense = upcycled_stages(source.plain, {"names": self.experts, "router": router})
+        stages, sparse, dense = upcycled_stages(source.info, {"names": self.experts, "router": router})
         if not sparse:
             raise BraidError(
-                f"no feed-forward part of this model can become experts:{bullet_list(dense)}", source.model.title
+                f"no feed-forward part of this model can become experts:{bullet_list(dense)}", source.title
             )
         config = source.config_with(stages=stages)
         model = skeleton(config)
-        account = upcycled_account(model, source.plain, self.experts)
+        account = upcycled_account(model, source.info, self.experts)
         notes = [*source.notes, *(f"stays as it is: {text}" for text in dense), *self.notes()]
         lines = [self._title(source, model), *account_table(account, ()), *(f"  note: {note}" for note in notes)]
         if not self.noise:
@@ -108,10 +107,10 @@ class Upcycle(Edit):
         noisy = f"the copies differ by noise of {self.noise:g} of each matrix's standard deviation: predictions change"
         return [noisy if self.noise else equal, *([weight] if self.top_k == 1 else [])]
 
-    def _title(self, source: Source, model: BraidForCausalLM) -> str:
-        before, after = model_cost(source.plain.model), model_cost(model)
+    def _title(self, source: OpenedBraid, model: BraidForCausalLM) -> str:
+        before, after = model_cost(source.info.model), model_cost(model)
         return (
-            f"Upcycle {source.model.title}: {self.experts} experts for each feed-forward part, of which a token takes "
+            f"Upcycle {source.title}: {self.experts} experts for each feed-forward part, of which a token takes "
             f"{self.top_k}; {after.parameters:,} parameters in place of {before.parameters:,}, "
             f"{after.active_parameters:,} active per token in place of {before.active_parameters:,}"
         )
@@ -124,13 +123,13 @@ def _refuse_experts(folder: Path, kind: str) -> None:
         raise BraidError(f"this '{kind}' model is sparse already (config.json has {counts[0]})", str(folder))
 
 
-def _change_of_logits(source: Source) -> Callable[[BraidForCausalLM], dict[str, Any]]:
+def _change_of_logits(source: OpenedBraid) -> Callable[[BraidForCausalLM], dict[str, Any]]:
     """A function that compares an edited model with its source on random tokens, says it and returns the numbers."""
 
     @torch.no_grad()
     def measured(edited: BraidForCausalLM) -> dict[str, Any]:
         ids = probe_ids(edited.config)
-        before, after = source.load()(ids).logits, edited(ids).logits
+        before, after = source.load(dtype=torch.float32)(ids).logits, edited(ids).logits
         change = (after - before).abs().max().item()
         console.say(f"  a logit changed by at most {change:.3g} (they spread by {before.std().item():.3g})")
         return {"largest_change_of_a_logit": change, "standard_deviation_of_logits": before.std().item()}

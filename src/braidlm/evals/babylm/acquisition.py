@@ -20,7 +20,6 @@ import numpy as np
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.evals.babylm.conventions import words_in_name
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.files.text_files import TextFile, files_of, sha256_of_files
 from braidlm.evals.results import ModelResults, TaskResult
@@ -31,6 +30,7 @@ from braidlm.evals.scoring.windows import too_long
 from braidlm.evals.statistics.from_scipy import check_scipy, pearson
 from braidlm.evals.statistics.sigmoids import child_age, model_age
 from braidlm.evals.statistics.standard_errors import pearson_error
+from braidlm.opening.names import words_in_name
 
 CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
 AGES = tuple(range(16, 31))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.reading import read_json
-from braidlm.evals.babylm.conventions import AOA, FAST, FULL, GLUE, words_in_name
+from braidlm.evals.babylm.conventions import AOA, FAST, FULL, GLUE
+from braidlm.opening.names import words_in_name
 
 MAIN, BACKEND = "main", "causal"
 COLLATED = f"all_full_preds_and_fast_scores_{BACKEND}.json"

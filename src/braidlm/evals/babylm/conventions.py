@@ -1,7 +1,5 @@
 """Conventions of the BabyLM 2025 challenge: its tasks, where its data lies and comes from, names of checkpoints."""
 
-import re
-
 FOLDERS = ("babylm-2025", "evaluation_data", "osfstorage/evaluation_data")
 """Usual names of the folder of the challenge's data; inside are `full_eval` and `fast_eval`."""
 SOURCE = "the BabyLM 2025 evaluation data (https://osf.io/ryjfm/)"
@@ -36,7 +34,6 @@ GLUE = {task: task.partition("_")[2] for task in _GLUE}
 """The tasks with fine-tuning, and the pipeline's names."""
 AOA = "aoa"
 """Age of acquisition, a task of all checkpoints of a run."""
-MULTIPLIERS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 def babylm_locations(*paths: str) -> tuple[str, ...]:
@@ -45,9 +42,3 @@ def babylm_locations(*paths: str) -> tuple[str, ...]:
     for path in paths:
         locations += [*(f"{folder}/{path}" for folder in FOLDERS), path, path.rpartition("/")[2]]
     return tuple(dict.fromkeys(locations))
-
-
-def words_in_name(name: str) -> int | None:
-    """The words of training in the name of a checkpoint: 10,000,000 for `chck_10M`."""
-    match = re.fullmatch(r"chck_(\d+(?:\.\d+)?)([kKMB]?)", name)
-    return round(float(match[1]) * MULTIPLIERS[match[2]]) if match else None

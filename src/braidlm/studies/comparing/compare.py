@@ -15,7 +15,6 @@ from braidlm.core.errors import BraidError, check_folder_name, collecting
 from braidlm.core.files import write_json
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.memory import check_training_fits
-from braidlm.core.models.names import StrPath
 from braidlm.core.models.runs import read_metrics
 from braidlm.core.reading import read_json
 from braidlm.core.recipes import compose_recipe
@@ -23,6 +22,7 @@ from braidlm.core.report import figures
 from braidlm.data.loading.open_data import open_data
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.opening.names import StrPath
 from braidlm.studies.comparing.peak_memory import PeakMemory
 from braidlm.studies.comparing.report import write_comparison
 from braidlm.studies.comparing.results import Comparison, measured

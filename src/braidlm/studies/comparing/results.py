@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from braidlm.bridges.opening import OpenModel
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.runs import read_metrics
 from braidlm.core.report.notebook import html_table
+from braidlm.opening.open import open_model
 from braidlm.training.train import Run
 
 TRAINING_FLOPS = 3
@@ -93,7 +93,7 @@ def measured(name: str, run: Run, memory: int | None, length: int) -> ComparedMo
     losses = list(_training(records))
     validations = [record for record in records if record["kind"] == "validation"]
     sets = validations[-1]["sets"] if validations else {}
-    cost = model_cost(skeleton(OpenModel(run.model).config), length)
+    cost = model_cost(skeleton(open_model(run.model, "braid").config), length)
     speeds = [record["tokens_per_second"] for record in records if record["kind"] == "train"]
     return ComparedModel(
         name=name,

@@ -14,12 +14,10 @@ from typing import Any, ClassVar
 import torch
 
 from braidlm.bridges.model_info import ModelInfo
-from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.names import StrPath
 from braidlm.core.reading import read_json
 from braidlm.core.report.charts import Lines
 from braidlm.core.report.report import Report
@@ -28,13 +26,15 @@ from braidlm.edits.assembly import assemble
 from braidlm.edits.edit import SOURCE, EditPlan
 from braidlm.edits.modules import layers_of, modules_of
 from braidlm.edits.prune import Prune
-from braidlm.edits.sources import Source, open_source
 from braidlm.edits.usage import Calibration, Usage, all_modules, calibration_texts, measure_usage
-from braidlm.evals.evaluate import evaluate_opened
-from braidlm.evals.model_folders import ModelFolder, open_model_folders
+from braidlm.evals.evaluate import evaluate_opened, open_to_score
 from braidlm.evals.reports.curves import Curves, Point
 from braidlm.evals.results import CACHE
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.names import StrPath
+from braidlm.opening.open import open_model
+from braidlm.opening.opened_model import OpenedModel
 from braidlm.studies.pruning.options import PruningOptions
 
 WHOLE = "as it is"
@@ -103,20 +103,6 @@ class PruningCurves(Curves[PrunedPoint]):
         )
 
 
-@dataclass
-class PrunedModel(ModelFolder):
-    """A model folder, of which some modules are left out when it is loaded."""
-
-    plan: EditPlan | None = None
-    source: Source | None = None
-
-    def load(self, device: str) -> Any:
-        assert self.plan is not None
-        assert self.source is not None
-        empty = skeleton(self.plan.model.config)  # the plan's own stays empty: all plans are kept until the end
-        return assemble(empty, self.plan.account, {SOURCE: self.source}, seed=1).to(device)
-
-
 def prune_curve(
     models: StrPath | Sequence[StrPath],
     tasks: str | Sequence[str],
@@ -134,7 +120,7 @@ def prune_curve(
     series = options.series()
     curves = PruningCurves([], options)
 
-    def open_models() -> list[ModelFolder]:
+    def open_points() -> list[OpenedModel]:
         opened = list(_pruned_models(models, options, None if out is None else Path(out)))
         opened += _models_beside(series)
         size = opened[0][1].parameters
@@ -143,7 +129,7 @@ def prune_curve(
             curves.points.append(point)
         return list({folder.name: folder for folder, _ in opened}.values())
 
-    scored = evaluate_opened(open_models, tasks, out=out, **evaluation)
+    scored = evaluate_opened(open_points, tasks, out=out, **evaluation)
     curves.score(scored)
     if out is not None:
         write(curves.whole_report(), out, curves.name)
@@ -152,21 +138,20 @@ def prune_curve(
 
 def _pruned_models(
     models: StrPath | Sequence[StrPath], options: PruningOptions, out: Path | None
-) -> Iterator[tuple[ModelFolder, PrunedPoint]]:
+) -> Iterator[tuple[OpenedModel, PrunedPoint]]:
     """Every model as it is and at every point of its curves."""
-    folders = open_model_folders(models)
     curves = [(criterion, by) for criterion in options.criterion for by in options.normalise]
-    for folder in folders:
-        if not folder.is_braid:
-            raise BraidError("only Braid's models have modules that can be pruned", str(folder.path))
-        source = open_source(OpenModel(folder.path))
+    for source in open_to_score(models):
+        if not isinstance(source, OpenedBraid):
+            raise BraidError("only Braid's models have modules that can be pruned", str(source.folder))
+        source.check_editable()
         all_modules(source)
         texts = calibration_texts(source, options.text, options.tokens)
         for criterion, by in curves:
             several = (f"{criterion}, {by}" if len(options.normalise) > 1 else criterion) if len(curves) > 1 else ""
-            curve = ", ".join(filter(None, (folder.name, several)))
-            yield folder, _point(curve, folder.name, WHOLE, source.config)
-            calibration = Calibration(texts, _usage(source, folder.sha256, texts, criterion, out))
+            curve = ", ".join(filter(None, (source.name, several)))
+            yield source, _point(curve, source.name, WHOLE, source.config)
+            calibration = Calibration(texts, _usage(source, texts, criterion, out))
             for point in options.points:
                 prune = Prune(options.text, criterion=criterion, normalise=by, tokens=options.tokens, **point)
                 ((kind, value),) = point.items()
@@ -175,22 +160,27 @@ def _pruned_models(
                     plan = prune.plan_for(source, calibration)
                 except BraidError as error:
                     raise BraidError(error.what, error.where or f"{curve}, {words}", error.todo) from error
-                pruned = _pruned(folder, f"{curve}, {words}", plan, source)
+                pruned = _pruned(source, f"{curve}, {words}", plan)
                 yield pruned, _point(curve, pruned.name, words, plan.model.config, **point)
 
 
-def _pruned(folder: ModelFolder, name: str, plan: EditPlan, source: Source) -> PrunedModel:
-    """Points that leave out the same modules have the same hash, and are scored once."""
-    known = {"of": folder.sha256, "architecture": plan.model.config.architecture}
+def _pruned(source: OpenedBraid, name: str, plan: EditPlan) -> OpenedModel:
+    """The model without some modules; two points that leave out the same modules have one hash, and are scored once."""
+
+    def load(device: Any) -> Any:
+        empty = skeleton(plan.model.config)  # the plan's own stays empty: all plans are kept until the end
+        return assemble(empty, plan.account, {SOURCE: source}, seed=1).to(device)
+
+    known = {"of": source.sha256, "architecture": plan.model.config.architecture}
     sha256 = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-    return PrunedModel(name, folder.path, None, folder.tokenizer, sha256, plan=plan, source=source)
+    return source.changed(name, sha256, load)
 
 
-def _models_beside(series: dict[str, list[str]]) -> Iterator[tuple[ModelFolder, PrunedPoint]]:
+def _models_beside(series: dict[str, list[str]]) -> Iterator[tuple[OpenedModel, PrunedPoint]]:
     for curve, names in series.items():
-        for folder in open_model_folders(names):
-            folder.name = f"{curve}, {folder.name}"
-            yield folder, _point(curve, folder.name, WHOLE, OpenModel(folder.path).config)
+        for model in open_to_score(names):
+            model.name = f"{curve}, {model.name}"
+            yield model, _point(curve, model.name, WHOLE, open_model(model.folder, "braid").config)
 
 
 def _point(
@@ -207,9 +197,9 @@ def _point(
     return PrunedPoint(curve, model, pruned, size, 1.0, modules, threshold, keep)
 
 
-def _usage(source: Source, sha256: str, texts: list[Sequence[int]], criterion: Any, out: Path | None) -> Usage:
+def _usage(source: OpenedBraid, texts: list[Sequence[int]], criterion: Any, out: Path | None) -> Usage:
     """The use of a model's modules on texts; a measurement from before is read from the folder of the results."""
-    known = {"model": sha256, "texts": [list(text) for text in texts], "criterion": criterion}
+    known = {"model": source.sha256, "texts": [list(text) for text in texts], "criterion": criterion}
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
     path = None if out is None else out / CACHE / f"usage-{digest[:24]}.json"
     if path is not None and path.is_file():
@@ -217,7 +207,7 @@ def _usage(source: Source, sha256: str, texts: list[Sequence[int]], criterion: A
             return {address: torch.tensor(used, dtype=torch.float64) for address, used in read_json(path).items()}
         except (BraidError, TypeError, ValueError, AttributeError):
             console.warn(f"{path} is damaged, and is measured again")
-    usage = measure_usage(source.model.load(), all_modules(source), texts, criterion)
+    usage = measure_usage(source.load(), all_modules(source), texts, criterion)
     if path is not None:
         write_json(path, {address: used.tolist() for address, used in usage.items()})
     return usage

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from braidlm.bridges.locate import find_tokenizer, locate_model
-from braidlm.bridges.opening import BRAID, model_type
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.folders import check_weights, errors_of_transformers, load_config, load_lineage, load_model
-from braidlm.core.models.integrity import model_hash, not_finite, not_finite_error
+from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.licence import licence_record
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.kernels.lower import lower_forward
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.open import open_model
+from braidlm.opening.opened_model import OpenedModel, find_tokenizer
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.divergence import averaged_log_probabilities
 
@@ -35,27 +32,30 @@ TEACHER = "teacher"
 class Teacher:
     """A teacher that has been checked and not yet loaded."""
 
-    name: str
-    folder: Path
-    sha256: str
+    opened: OpenedModel
     weight: float
-    """Its share of the average; those of all teachers add up to 1."""
+    """The teacher's share of the average; those of all teachers add up to 1."""
+
+    @property
+    def name(self) -> str:
+        return self.opened.title
+
+    @property
+    def folder(self) -> Path:
+        return self.opened.folder
+
+    @property
+    def sha256(self) -> str:
+        return self.opened.sha256
 
     def record(self) -> dict[str, Any]:
-        """Which model it is, for the lineage of what it taught."""
+        """Which model the teacher is, for the lineage of what it taught."""
         licence = licence_record(self.folder)
         return {"model": self.name, "role": TEACHER, "weight": self.weight, "sha256": self.sha256, **licence}
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
         """The model in memory, frozen."""
-        if model_type(self.folder) == BRAID:
-            model: Any = load_model(self.folder, device)
-        else:
-            with errors_of_transformers(self.folder):
-                model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, trust_remote_code=False)
-            if names := not_finite(model.state_dict().items()):
-                raise not_finite_error(names, str(self.folder))
-        return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        return self.opened.load(device).to(device=device, dtype=dtype).requires_grad_(False)
 
 
 @dataclass(frozen=True)
@@ -135,23 +135,16 @@ def find_teachers(config: DistillConfig, tokenizer: BraidTokenizer, length: int)
 
 
 def _find(config: TeacherConfig, weight: float, tokenizer: BraidTokenizer, length: int) -> Teacher:
-    location = locate_model(config.model)
-    folder = location.path
-    _check_tokenizer(config.model, folder, tokenizer)
-    if model_type(folder) == BRAID:
-        own: Any = load_config(folder)
-        check_weights(folder, skeleton(own))
-    else:
-        with errors_of_transformers(folder):
-            own = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    context = getattr(own, "max_position_embeddings", None)
-    if context is not None and context < length:
+    opened = open_model(config.model, "own", bare=True)
+    _check_tokenizer(config.model, opened.folder, tokenizer)
+    opened.check()
+    if opened.context is not None and opened.context < length:
         raise BraidError(
-            f"data.length is {length}, and this teacher reads only {context} tokens",
+            f"data.length is {length}, and this teacher reads only {opened.context} tokens",
             config.model,
             "Lower data.length, or take a teacher that reads more.",
         )
-    return Teacher(location.name, folder, model_hash(folder), weight)
+    return Teacher(opened, weight)
 
 
 def check_same_teachers(teachers: Sequence[Teacher], checkpoint: Path) -> None:

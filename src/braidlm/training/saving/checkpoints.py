@@ -17,10 +17,10 @@ from typing import Any
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_final, sha256_of, write_json
-from braidlm.core.models.names import best_checkpoint
 from braidlm.core.models.runs import MODEL_CONFIGS, checkpoint_steps, is_interruption
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.opening.names import best_checkpoint
 from braidlm.training.amounts import Pace, short
 from braidlm.training.averaging import averaged
 from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models.names import StrPath
 from braidlm.core.models.runs import RECIPE, read_history, read_metrics, training_seconds
 from braidlm.core.reading import given_path, read_json, read_yaml
+from braidlm.opening.names import StrPath
 from braidlm.training.run_folder import budget_of, completed
 
 FAILURES = "failures"

@@ -11,9 +11,9 @@ from braidlm.core import console
 from braidlm.core.console import count, duration
 from braidlm.core.differences import Differences, differences, shown
 from braidlm.core.files import make_folder, write_text
-from braidlm.core.models.names import StrPath
 from braidlm.core.report.page import Page
 from braidlm.core.report.table import Table, csv_text
+from braidlm.opening.names import StrPath
 from braidlm.training.run_folder import identity
 from braidlm.training.sweeps.run_record import RunRecord, read_runs
 

@@ -15,13 +15,13 @@ from braidlm.core.files import sha256_of, write_text
 from braidlm.core.models.card import exported_card
 from braidlm.core.models.folders import load_lineage, write_lineage
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.decoders.adapter import GATES, gate_tensors, read_adapter, write_adapter_files
-from braidlm.decoders.cost import decoder_cost
-from braidlm.decoders.full_folder import write_decoder
-from braidlm.decoders.gating import gates_of
-from braidlm.decoders.loading import OpenDecoder, open_decoder
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import share_of_batch
+from braidlm.opening.adapter import GATES, gate_tensors, read_adapter, write_adapter_files
+from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.decoder_costs import decoder_cost
+from braidlm.opening.full_folder import write_decoder
+from braidlm.opening.gating import gates_of
 from braidlm.training.step.extra_losses import ExtraLoss
 from braidlm.training.step.memory import Memory
 from braidlm.training.step.objective import BatchLosses
@@ -38,7 +38,7 @@ class TrainableDecoder(Trainable):
     capturable = False  # masks of transformers may be made by looking at the device
     compiled_by_default = False
 
-    def __init__(self, model: PreTrainedModel, source: OpenDecoder, lora: DecoderLora | None = None):
+    def __init__(self, model: PreTrainedModel, source: OpenedDecoder, lora: DecoderLora | None = None):
         """`source` is what the model was loaded from: the base of what is saved, where that is frozen."""
         self.model, self.source, self.lora = model, source, lora
         gated = {parameter for gate in gates_of(model).values() for parameter in gate.parameters()}
@@ -94,7 +94,7 @@ class TrainableDecoder(Trainable):
             )
         if self.is_whole:
             # Transformers converts names on the way, so that its own reader is what reads its folders.
-            self.model.load_state_dict(open_decoder(folder).load("cpu", self.model.dtype).state_dict())
+            self.model.load_state_dict(OpenedDecoder(folder).load("cpu", self.model.dtype).state_dict())
         elif self.source.has_gates:
             self._read_gates(folder)
         if self.lora is not None:

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.adapters import choose_names, lora
-from braidlm.decoders.structure import find_parts
+from braidlm.opening.structure import find_parts
 from braidlm.training.config import LoraTrainingConfig
 from braidlm.training.lora import ADAPTER_WEIGHTS, NAME, TARGETS
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, TensorMapping, bridges
 from braidlm.bridges.formats.gguf.architectures import LlamaCppArchitecture, LlamaCppGPT2, LlamaCppLlama
 from braidlm.bridges.formats.gguf.library import import_gguf
 from braidlm.bridges.formats.gguf.target import BLOCK, FILE_TYPES, GgufTarget, stored_type
 from braidlm.bridges.formats.gguf.vocabulary import vocabulary_problems
-from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import BraidTokenizer
@@ -27,8 +27,8 @@ class GgufBridge(ExportingBridge):
     def __init__(self, dtype: str = dtypes[0]):
         self.dtype = dtype
 
-    def open(self, location: Location) -> OpenedCheckpoint:
-        raise BraidError("Braid writes GGUF and does not read it", str(location.path))
+    def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
+        raise BraidError("Braid writes GGUF and does not read it", str(path))
 
     def export_problems(self, info: ModelInfo) -> list[str]:
         return _architecture(info).export_problems(info)

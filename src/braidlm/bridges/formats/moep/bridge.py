@@ -14,7 +14,6 @@ from braidlm.bridges.formats.moep.matrices import read_matrices
 from braidlm.bridges.formats.moep.structure import FEED, QKV, Bank, Module, MoepStructure, read_structure
 from braidlm.bridges.formats.moep.tensor_names import is_buffer
 from braidlm.bridges.hugging_face import read_config
-from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.model.config.braid_config import BraidConfig
@@ -32,10 +31,10 @@ class MoepBridge(Bridge):
         self.opened: list[TensorMapping] = []
         """The mappings of the opened checkpoint; they depend on its names."""
 
-    def open(self, location: Location) -> OpenedCheckpoint:
-        folder, path = str(location.path), str(location.path / "config.json")
-        config = MoepConfig(read_config(location.path, MODEL_TYPE))
-        checkpoint = Checkpoint(_weights(location.path))
+    def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
+        folder, where = str(path), str(path / "config.json")
+        config = MoepConfig(read_config(path, MODEL_TYPE))
+        checkpoint = Checkpoint(_weights(path))
         for name, shape in checkpoint.shapes.items():
             if is_buffer(name, shape):
                 checkpoint.ignore(name, "a constant of the causal mask or the positions, which some versions stored")
@@ -46,12 +45,12 @@ class MoepBridge(Bridge):
         if problems := config.contradictions(structure.sizes):
             raise BraidError(
                 f"this configuration contradicts the tensors:{bullet_list(problems)}",
-                path,
+                where,
                 "Weights and configuration must come from the same model.",
             )
         tied = _resolve_tied_head(structure.outer, config, checkpoint)
         self.opened = _map_tensors(structure, transposed, tied, shapes, folder)
-        with errors_at(path):
+        with errors_at(where):
             ours = architecture(structure, config, tied)
         token_ids = {name: config.first((name,)) for name in TOKEN_IDS}
         braid_config = BraidConfig(ours, vocab_size=structure.vocabulary, **token_ids)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from braidlm.bridges.bridge import Bridge, OpenedCheckpoint, TensorMapping, bridges, bullet_list
@@ -15,7 +16,6 @@ from braidlm.bridges.formats.papaformer.structure import (
     read_heads,
     read_structure,
 )
-from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.reading import read_json
@@ -49,16 +49,16 @@ class PaPaformerBridge(Bridge):
     single_file = True
     folder = False
 
-    def open(self, location: Location) -> OpenedCheckpoint:
-        checkpoint = Checkpoint(location.path)
+    def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
+        checkpoint = Checkpoint(path)
         checkpoint.rename(lambda name: re.sub(WRAPPERS, "", name))
-        where = str(location.config or location.path)
-        config = _read_config(location)
-        with errors_at(str(location.path)):
+        where = str(config_file or path)
+        config = _read_config(config_file)
+        with errors_at(str(path)):
             structure = read_structure(checkpoint.shapes)
         if problems := contradictions(config, structure):
             raise BraidError(
-                f"this configuration contradicts the tensors of {location.name}:{bullet_list(problems)}",
+                f"this configuration contradicts the tensors of {path.name}:{bullet_list(problems)}",
                 where,
                 "Weights and configuration must come from the same model.",
             )
@@ -89,13 +89,13 @@ class PaPaformerBridge(Bridge):
         yield TensorMapping("head.weight", ("Linear.linear.weight",))
 
 
-def _read_config(location: Location) -> PaPaformerConfig:
-    if location.config is None:
+def _read_config(config_file: Path | None) -> PaPaformerConfig:
+    if config_file is None:
         return PaPaformerConfig()
     try:
-        return decode(PaPaformerConfig, read_json(location.config))
+        return decode(PaPaformerConfig, read_json(config_file))
     except BraidError as error:
-        raise error if error.where else BraidError(error.what, str(location.config)) from error
+        raise error if error.where else BraidError(error.what, str(config_file)) from error
 
 
 def _architecture(config: PaPaformerConfig, structure: Structure, heads: list[int]) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from braidlm.decoders.folding import fold, folding_refusals, is_zero
-from braidlm.decoders.gating import attach, gates_of
-from braidlm.decoders.structure import find_parts
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig, make_gate
-from tests.decoders.random_decoders import open_gates, tiny_decoder, token_ids
+from braidlm.opening.folding import fold, folding_refusals, is_zero
+from braidlm.opening.gating import attach, gates_of
+from braidlm.opening.structure import find_parts
+from tests.opening.random_decoders import open_gates, tiny_decoder, token_ids
 
 KINDS: list[Any] = ["vector", "scalar", "matrix", {"kind": "matrix", "rank": 3}, {"kind": "matrix", "bias": True}]
 

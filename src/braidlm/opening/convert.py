@@ -3,17 +3,18 @@
 from pathlib import Path
 
 from braidlm.bridges.bridge import ExportingBridge, bridges, export_formats, folder_formats
-from braidlm.bridges.exporting import Export
-from braidlm.bridges.importing import Import
-from braidlm.bridges.locate import find_file, find_tokenizer, locate_model
-from braidlm.bridges.opening import BRAID, model_type
-from braidlm.bridges.plan import ConversionPlan
+from braidlm.bridges.conversion import ConversionPlan, Export, Import
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
 from braidlm.core.reading import given_path
+from braidlm.opening.braid import BRAID
+from braidlm.opening.names import find_or_fetch, title_of
+from braidlm.opening.opened_model import find_tokenizer, model_type
 
 NO_TOKENIZER = "no tokenizer.json (nor vocab.json with merges.txt)"
+WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""The suffixes of files that hold a whole model's weights; torch.save writes all but the first."""
 
 
 def convert(
@@ -51,17 +52,22 @@ def convert(
         raise BraidError(f"`--config` goes with `--from` {formats} only", todo="A folder has its own config.json.")
     if not dry_run:
         _check_out(out, exporting)
-    location = find_file(source, config) if single_file else locate_model(source)
-    tokenizer = find_tokenizer(location.path)
+    if single_file:
+        path = _file_of_weights(source)
+        name = path.name
+    else:
+        path, hub = find_or_fetch(source, bare=True)
+        name = title_of(path) if hub is None else f"{hub}@{path.name}"
+    tokenizer = find_tokenizer(path)
     if tokenizer is None:
         reason = "a file of weights has no tokenizer" if single_file else NO_TOKENIZER
         console.warn(f"{source}: {reason}; the result has no tokenizer")
     conversion: Export | Import
     if exporting is not None and to is not None:
-        conversion = Export(location, to, exporting, tokenizer)
+        conversion = Export(path, name, to, exporting, tokenizer)
     else:
-        kind = from_ or _format_of(location.path)
-        conversion = Import(location, kind, bridges[kind](), tokenizer)
+        given = None if config is None else given_path(config)
+        conversion = Import(path, name, from_ or _format_of(path), tokenizer, given)
     for line in conversion.plan.lines():
         (console.show if dry_run else console.say)(line)
     if not dry_run:
@@ -69,6 +75,17 @@ def convert(
         conversion.write(given_path(out))
         console.say(f"written: {out}")
     return conversion.plan
+
+
+def _file_of_weights(source: str | Path) -> Path:
+    path = given_path(source)
+    if path.is_dir():
+        raise BraidError("this is a folder; give the file of the weights", str(source))
+    if not path.is_file():
+        raise BraidError("there is no such file", str(source))
+    if path.suffix not in WEIGHT_SUFFIXES:
+        raise BraidError(f"this is no file of weights that Braid reads ({', '.join(WEIGHT_SUFFIXES)})", str(source))
+    return path
 
 
 def _exporting_bridge(to: str, dtype: str | None) -> ExportingBridge:

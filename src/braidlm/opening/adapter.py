@@ -24,20 +24,20 @@ from braidlm.core.models.card import exported_card
 from braidlm.core.models.folders import load_lineage, versions
 from braidlm.core.models.integrity import ALLOW_CHANGED, check_finite, check_hash, file_sha256
 from braidlm.core.reading import read_json
-from braidlm.decoders.gating import attach, detach, gates_of
-from braidlm.decoders.structure import find_parts
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.gates import GatesConfig
+from braidlm.opening.gating import attach, detach, gates_of
+from braidlm.opening.structure import find_parts
 
 GATES, GATE_CONFIG = "gates.safetensors", "gate_config.json"
 WEIGHT_FILES = ("*.safetensors", "*.bin")
 USE = """These are gates for the model {base}, which is needed beside them:
 
 ```python
-from braidlm.decoders.loading import open_decoder
+from braidlm.opening.open import open_model
 
-decoder = open_decoder(".")
+decoder = open_model(".")
 model, tokenizer = decoder.load(), decoder.tokenizer
 ```"""
 

@@ -7,10 +7,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import braidlm
-from braidlm.bridges.opening import open_model
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.opening.open import open_model
 from tests.tiny_models import random_ids, tiny_model
 
 TOKENIZER = bytes_tokenizer()

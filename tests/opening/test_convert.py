@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from braidlm.bridges import locate
-from braidlm.bridges.convert import convert
 from braidlm.cli import main as command
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_config, load_lineage
 from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer
+from braidlm.opening import names
+from braidlm.opening.convert import convert
 from tests.bridges.checkpoints import braid, gpt2, llama, saved
 
 TEXT = "Once upon a time there was a naïve cat."
@@ -201,7 +201,7 @@ def test_a_name_on_the_hub(tmp_path, checkpoint, monkeypatch):
     convert("someone/gpt2", tmp_path / "braid")
     assert requested == ["someone/gpt2"]
     assert load_lineage(tmp_path / "braid")["sources"][0]["path"] == "someone/gpt2@hf"
-    assert not any(pattern.endswith((".bin", ".py")) for pattern in locate.DOWNLOADED)
+    assert not any(pattern.endswith((".bin", ".py")) for pattern in names.DOWNLOADED)
 
 
 def test_the_hub_out_of_reach(tmp_path, monkeypatch, capsys):

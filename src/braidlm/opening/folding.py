@@ -17,8 +17,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from braidlm.decoders.gating import detach, gates_of
 from braidlm.model.gates import Gate, ScalarGate, VectorGate
+from braidlm.opening.gating import detach, gates_of
 
 REASONS: dict[type[Gate], str] = {
     ScalarGate: "it scales the residual, and what reads the stream inside the layer or behind it would have to change",

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Trainer, TrainingArguments
 
 from braidlm.core.errors import BraidError
-from braidlm.decoders.gating import attach, detach, gates_of, without
-from braidlm.decoders.structure import find_parts
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatedLayer, GatesConfig
-from tests.decoders.random_decoders import (
+from braidlm.opening.gating import attach, detach, gates_of, without
+from braidlm.opening.structure import find_parts
+from tests.opening.random_decoders import (
     CONFIGS,
     DEPTH,
     WIDTH,

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from braidlm.core.errors import BraidError
-from braidlm.decoders.structure import find_parts
-from tests.decoders.random_decoders import CONFIGS, DEPTH, VOCABULARY, WIDTH, tiny_decoder, token_ids
+from braidlm.opening.structure import find_parts
+from tests.opening.random_decoders import CONFIGS, DEPTH, VOCABULARY, WIDTH, tiny_decoder, token_ids
 
 NAMES = {"gpt2": "transformer.h", "gpt-neox": "gpt_neox.layers"}
 SMALL: dict[str, Any] = {

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from braidlm.decoders.full_folder import register_gated, write_decoder
-from braidlm.decoders.gating import attach, detach, gates_of
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from tests.decoders.random_decoders import open_gates, tiny_decoder, token_ids
+from braidlm.opening.full_folder import register_gated, write_decoder
+from braidlm.opening.gating import attach, detach, gates_of
+from tests.opening.random_decoders import open_gates, tiny_decoder, token_ids
 
 ENDS = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
 ON_DISK = {**ENDS, **{f"model.layers.{index}": "disk" if index in (1, 2) else "cpu" for index in range(4)}}
@@ -51,9 +51,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
-from tests.decoders.random_decoders import tiny_decoder, token_ids
-from braidlm.decoders.gating import attach, gates_of
-from braidlm.decoders.structure import find_parts
+from tests.opening.random_decoders import tiny_decoder, token_ids
+from braidlm.opening.gating import attach, gates_of
+from braidlm.opening.structure import find_parts
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 

@@ -5,7 +5,7 @@
     RUN/NAME          one of its checkpoints, or `best`: the one with the lowest validated bits per byte
     STUDY             a study's folder: all of its models
     STUDY/NAME        one of them, with the study's first seed; STUDY/seed-2/NAME is another's
-    ORG/NAME          a model on the Hub, for `braid eval`, `generate` and `edit`, and for recipes
+    ORG/NAME          a model on the Hub, wherever a model is asked for
 
 A name is a path, so that a shell completes it; parts of a folder that Braid arranges may be left out.
 """
@@ -20,6 +20,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import (
     CHECKPOINTS,
     CONFIG,
+    MODEL_CONFIGS,
     RECIPE,
     checkpoint_steps,
     is_model_folder,
@@ -28,12 +29,22 @@ from braidlm.core.models.runs import (
     newest_checkpoint,
     read_metrics,
 )
-from braidlm.core.reading import existing_folder
+from braidlm.core.reading import existing_folder, given_path
 
 StrPath = str | Path
 BEST = "best"
 MANY, FEW = 200, 5
 """How many entries of a folder are looked at for models, and how many of these an error names."""
+DOWNLOADED = [
+    *MODEL_CONFIGS,
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*.json",
+    "vocab.json",
+    "merges.txt",
+    "README.md",
+]
+MULTIPLIERS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 _SEED = re.compile(r"seed-(\d+)")
 _ON_THE_WAY = re.compile(r".+-(composed|\d+-[a-z]+)")
 
@@ -53,9 +64,9 @@ def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
     With `any_folder`, for those who want checkpoints, another folder stands for itself, such as one of checkpoints that
     are not a run's, and a study for its runs alone.
     """
-    path = _with_parts_left_out(Path(os.path.expanduser(name)))
+    path = _with_parts_left_out(given_path(name))
     if path is None:
-        raise _missing(Path(os.path.expanduser(name)))
+        raise _missing(given_path(name))
     existing_folder(path)
     if is_model_folder(path) or is_run(path):
         return [path]
@@ -141,6 +152,71 @@ def short_names(paths: Sequence[Path]) -> dict[str, Path]:
         if not any(ambiguous):
             return dict(zip(names, paths, strict=True))
         lengths = [length + more for length, more in zip(lengths, ambiguous, strict=True)]
+
+
+def words_in_name(name: str) -> int | None:
+    """The words of training in the name of a checkpoint, as BabyLM writes it: 10 million in `chck_10M`."""
+    match = re.fullmatch(r"chck_(\d+(?:\.\d+)?)([kKMB]?)", name)
+    return round(float(match[1]) * MULTIPLIERS[match[2]]) if match else None
+
+
+def is_hub_name(name: StrPath, bare: bool = False) -> bool:
+    """Whether a name is looked up on the Hub: ORG/NAME where there is neither such a folder nor one called ORG.
+
+    With `bare`, NAME alone may be one too, such as `gpt2`.
+    """
+    path, text = given_path(name), str(name)
+    is_path = isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~"))
+    if is_path or text.count("/") > 1 or not (bare or "/" in text):
+        return False
+    return not (os.path.lexists(path) or (len(path.parts) > 1 and path.parent.is_dir()))
+
+
+def find_or_fetch(name: StrPath, bare: bool = False) -> tuple[Path, str | None]:
+    """The one model folder that a name stands for, and the name where it is the Hub's."""
+    if is_hub_name(name, bare):
+        return _fetch_from_hub(str(name)), str(name)
+    if given_path(name).is_file():
+        raise BraidError(
+            "this is a file; give the folder that holds config.json and the weights",
+            str(name),
+            "If it is a file of weights that needs no folder, say of which format with `--from`.",
+        )
+    return find_model(name), None
+
+
+def _fetch_from_hub(name: str) -> Path:
+    """The folder of a model of the Hub, which is downloaded once."""
+    from httpx import HTTPError
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=DOWNLOADED, ignore_patterns=["*/*"]))
+    except GatedRepoError:
+        raise BraidError(
+            f"'{name}' on the Hub asks you to accept its terms first",
+            todo=f"Accept them at https://huggingface.co/{name} and log in with `hf auth login`.",
+        ) from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise BraidError(
+            f"there is no folder '{name}', and no model of that name on the Hub",
+            todo="Check the spelling; for a private model log in with `hf auth login`.",
+        ) from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, HTTPError, OSError) as error:
+        raise BraidError(
+            f"there is no folder '{name}', and the Hub cannot be reached ({type(error).__name__})",
+            todo="Check the path; or download the model where there is a connection and give its folder.",
+        ) from None
+    if not is_model_folder(folder):
+        raise BraidError(f"'{name}' on the Hub has no config.json", todo="It is not a transformers model.")
+    return folder
 
 
 def _with_parts_left_out(path: Path) -> Path | None:

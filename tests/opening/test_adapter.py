@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from braidlm.core.errors import BraidError
-from braidlm.decoders.adapter import is_adapter, load_adapter, read_adapter, save_adapter, weights_sha256
-from braidlm.decoders.gating import attach, detach, gates_of
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from tests.decoders.random_decoders import CONFIGS, DEPTH, open_gates, tiny_decoder, token_ids
+from braidlm.opening.adapter import is_adapter, load_adapter, read_adapter, save_adapter, weights_sha256
+from braidlm.opening.gating import attach, detach, gates_of
+from tests.opening.random_decoders import CONFIGS, DEPTH, open_gates, tiny_decoder, token_ids
 
 
 def saved(

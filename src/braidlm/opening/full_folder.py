@@ -15,13 +15,13 @@ from braidlm import __version__
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json, write_text
 from braidlm.core.reading import read_json
-from braidlm.decoders.adapter import gates_config_of
-from braidlm.decoders.gating import gates_of
-from braidlm.decoders.structure import find_parts
 from braidlm.model.bundle import body_of, needed_by
 from braidlm.model.config.strict import encode
 from braidlm.model.gated_decoder import GatedDecoder
 from braidlm.model.gates import gate_kinds
+from braidlm.opening.adapter import gates_config_of
+from braidlm.opening.gating import gates_of
+from braidlm.opening.structure import find_parts
 
 CODE = "modeling_gated.py"
 PREFIX = "gated_"

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from braidlm.core.errors import BraidError
-from braidlm.decoders.structure import find_parts, layers_in
 from braidlm.model.gates import Gate, GatedLayer, GatesConfig, gated, make_gate, ungated
+from braidlm.opening.structure import find_parts, layers_in
 
 
 def attach(model: PreTrainedModel, gates: GatesConfig) -> None:

@@ -8,11 +8,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from braidlm.core.errors import BraidError
-from braidlm.decoders.full_folder import CODE, register_gated, write_decoder
-from braidlm.decoders.gating import attach, gates_of
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from tests.decoders.random_decoders import CONFIGS, open_gates, tiny_decoder, token_ids
+from braidlm.opening.full_folder import CODE, register_gated, write_decoder
+from braidlm.opening.gating import attach, gates_of
+from tests.opening.random_decoders import CONFIGS, open_gates, tiny_decoder, token_ids
 from tests.without_braid import run_without_braid
 
 KINDS: list[Any] = ["vector", "scalar", "matrix", {"kind": "matrix", "rank": 3, "bias": True}]

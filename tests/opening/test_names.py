@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models.names import find_model, find_sources, name_sources, short_names, title_of
+from braidlm.opening.names import find_model, find_sources, name_sources, short_names, title_of
 
 
 def made_model(folder: Path, steps: int = 0) -> Path:

@@ -1,10 +1,7 @@
-"""Opening a decoder of transformers by its name, as it is: a plain one, one with gates, or one with LoRA adapters.
+"""The backend of transformers: a decoder as it is, one with gates, or one with LoRA adapters.
 
-    FOLDER, RUN       a model folder of transformers
-    ORG/NAME          a model on the Hub
-    ADAPTERS          a folder of gates (gate_config.json), of LoRA adapters (adapter_config.json), or of both
-
-A folder of adapters names its base, which is opened the same way, so that adapters may stand on adapters.
+A folder of gates (gate_config.json), of LoRA adapters (adapter_config.json) or of both names its base, which is opened
+as a decoder too, so that adapters may stand on adapters.
 """
 
 import contextlib
@@ -18,48 +15,50 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from braidlm.bridges.locate import Location, find_tokenizer, locate_model
 from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError
 from braidlm.core.models.adapters import check_peft
 from braidlm.core.models.folders import errors_of_transformers, load_lineage
 from braidlm.core.models.integrity import check_hash, model_hash, not_finite, not_finite_error
-from braidlm.core.models.licence import licence_record
 from braidlm.core.models.memory import check_weights_fit, weights_bytes
-from braidlm.core.models.names import StrPath, title_of
 from braidlm.core.models.runs import CONFIG, LORA_CONFIG
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.decoders.adapter import gate_tensors, is_adapter, load_adapter, read_adapter
-from braidlm.decoders.full_folder import register_gated
-from braidlm.decoders.gating import attach, gates_of
-from braidlm.decoders.structure import check_decoder
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.gated_decoder import GatedDecoder
+from braidlm.opening.adapter import gate_tensors, is_adapter, load_adapter, read_adapter
+from braidlm.opening.full_folder import register_gated
+from braidlm.opening.gating import attach, gates_of
+from braidlm.opening.names import StrPath, find_or_fetch
+from braidlm.opening.opened_model import OpenedModel, find_tokenizer, model_type
+from braidlm.opening.structure import check_decoder
 
 
-class OpenDecoder:
-    """A decoder whose folder is known, and whose configuration, tokenizer and weights are read on demand."""
+class OpenedDecoder(OpenedModel):
+    """A decoder of transformers, and the base of its adapters."""
 
-    def __init__(self, location: Location, asked: str):
-        self.folder, self.name = location.path, location.name
-        is_on_hub = location.name == f"{asked}@{location.path.name}"
-        self.address = asked if is_on_hub else str(location.path.resolve())
-        """What opens it from any folder: its path, or its name on the Hub."""
+    def __init__(self, folder: Path, hub: str | None = None, **options: Any):
+        super().__init__(folder, hub, **options)
         self.has_gates = is_adapter(self.folder)
         self.has_lora = not (self.folder / CONFIG).is_file() and (self.folder / LORA_CONFIG).is_file()
-        self.base: OpenDecoder | None = None
+        self.base: OpenedDecoder | None = None
         """What its adapters are for."""
         if self.has_gates:
-            self.base = open_decoder(read_adapter(self.folder).base)
+            self.base = decoder_by_name(read_adapter(self.folder).base)
         elif self.has_lora:
-            self.base = open_decoder(_base_of_lora(self.folder))
+            self.base = decoder_by_name(_base_of_lora(self.folder))
         elif read_json(self.folder / CONFIG).get("model_type") == BraidConfig.model_type:
             raise BraidError(
                 "this is a Braid model, not a decoder of transformers",
                 str(self.folder),
                 "In a recipe it is named by start_from; every verb opens it by its folder.",
             )
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        if self.base is not None and not (self.folder / CONFIG).is_file():
+            return self.base.kind
+        return model_type(self.folder)
 
     @cached_property
     def config(self) -> PretrainedConfig:
@@ -74,7 +73,7 @@ class OpenDecoder:
 
     @cached_property
     def tokenizer(self) -> BraidTokenizer:
-        """Its own tokenizer, or that of its base."""
+        """The decoder's own tokenizer, or that of its base."""
         if (own := find_tokenizer(self.folder)) is not None:
             return own
         if self.base is None:
@@ -87,12 +86,20 @@ class OpenDecoder:
 
     @property
     def context(self) -> int | None:
-        """The most tokens that its positions are made for, if its configuration says so."""
         return getattr(self.config.get_text_config(), "max_position_embeddings", None)
+
+    limit = context
+
+    @property
+    def vocab_size(self) -> int:
+        if isinstance(size := getattr(self.config.get_text_config(), "vocab_size", None), int):
+            return size
+        what = "this is not the folder of a language model (its config.json has no vocab_size)"
+        raise BraidError(what, str(self.folder))
 
     @cached_property
     def sha256(self) -> str:
-        """Over all files that determine its scores."""
+        """The SHA-256 over all files that determine the scores, those of the base too."""
         own = model_hash(self.folder)
         return own if self.base is None else hashlib.sha256(f"{own} {self.base.sha256}".encode()).hexdigest()
 
@@ -104,9 +111,18 @@ class OpenDecoder:
         return self.has_gates or self.base.is_gated
 
     def record(self) -> dict[str, Any]:
-        """Which model this is, for the lineage of another that is made of it."""
         base = {} if self.base is None else {"base": self.base.record()}
-        return {"model": self.name, **licence_record(self.folder), "sha256": self.sha256, **base}
+        return {**self._named_record(self.title), "sha256": self.sha256, **base}
+
+    def check(self) -> None:
+        """Refuse what only Braid's models have; the configuration must be a decoder's."""
+        for option, given, what in (
+            ("--paths", self.paths is not None, "paths to choose from"),
+            ("--without", bool(self.without), "named modules"),
+        ):
+            if given:
+                raise BraidError(f"only Braid's models have {what}", str(self.folder), f"Leave out {option}.")
+        _ = self.config, self.lineage  # each refuses what cannot be read
 
     def skeleton(self, dtype: torch.dtype) -> PreTrainedModel:
         """The decoder with its gates and without memory for its weights: enough to count them."""
@@ -119,10 +135,11 @@ class OpenDecoder:
             attach(model, read_adapter(self.folder).gates)
         return model
 
-    def load(self, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-        """The model in memory, in evaluation mode: its base in `dtype` with LoRA adapters merged, gates in float32."""
+    def _load(self, device: str | torch.device, dtype: torch.dtype | None) -> PreTrainedModel:
+        """The base is in `dtype` with LoRA adapters merged, gates are in float32."""
+        dtype = dtype or torch.float32
         check_weights_fit(weights_bytes(self.skeleton(dtype)), device)
-        model = self._load(dtype)
+        model = self._in_memory(dtype)
         if names := not_finite(model.state_dict().items()):
             raise not_finite_error(names, str(self.folder))
         model = model.to(device).eval()  # type: ignore[assignment]
@@ -133,10 +150,10 @@ class OpenDecoder:
                 lower_gates(model)
         return model
 
-    def _load(self, dtype: torch.dtype) -> PreTrainedModel:
+    def _in_memory(self, dtype: torch.dtype) -> PreTrainedModel:
         if self.base is None:
             return _load_plain(self.folder, dtype)
-        model = self.base._load(dtype)
+        model = self.base._in_memory(dtype)
         if self.has_lora:
             model = _with_lora(model, self.folder)
         if self.has_gates:
@@ -144,14 +161,10 @@ class OpenDecoder:
         return model
 
 
-def decoder_in(folder: Path) -> OpenDecoder:
-    """The decoder of a folder."""
-    return OpenDecoder(Location(folder, title_of(folder)), str(folder))
-
-
-def open_decoder(name: StrPath) -> OpenDecoder:
-    """A decoder of transformers by its name: a folder, a run, a model on the Hub, or a folder of adapters."""
-    return OpenDecoder(locate_model(name), str(name))
+def decoder_by_name(name: StrPath) -> OpenedDecoder:
+    """A decoder by its name, which adapters give of their base."""
+    folder, hub = find_or_fetch(name, bare=True)
+    return OpenedDecoder(folder, hub)
 
 
 def _load_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -1,1 +1,0 @@
-"""Decoders of transformers as they are: their parts by structure, gates around their layers, and gate adapters."""

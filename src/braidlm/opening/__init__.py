@@ -1,0 +1,1 @@
+"""Floor 4: one opened model, whatever a name stands for, with two backends: Braid's and transformers'."""
