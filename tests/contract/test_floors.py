@@ -78,6 +78,14 @@ def test_every_folder_has_a_floor() -> None:
     assert folders <= set(FLOORS), "say in FLOORS where the new folder stands"
 
 
+def test_every_folder_says_its_floor() -> None:
+    """In the first words of its docstring, and in the table of docs/concepts.md."""
+    table = (SOURCE.parent.parent / "docs" / "concepts.md").read_text(encoding="utf-8")
+    for folder, floor in FLOORS.items():
+        assert (ast.get_docstring(parsed(SOURCE / folder / "__init__.py")) or "").startswith(f"Floor {floor}: "), folder
+        assert f"| {floor} | `{folder}/` |" in table, folder
+
+
 def test_a_file_imports_only_from_lower_floors() -> None:
     assert not [line for path in FILES for line in upward(path)]
 

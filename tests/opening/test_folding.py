@@ -8,8 +8,7 @@ from torch import nn
 
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig, make_gate
-from braidlm.opening.folding import fold, folding_refusals, is_zero
-from braidlm.opening.gating import attach, gates_of
+from braidlm.opening.gating import attach, fold, folding_refusals, gates_of, is_zero
 from braidlm.opening.structure import find_parts
 from tests.opening.random_decoders import open_gates, tiny_decoder, token_ids
 

@@ -1,1 +1,1 @@
-"""Floor 3: one small file per verb; each has HELP, add_arguments(parser) and run(args)."""
+"""Floor 8: one small file per verb; each has HELP, add_arguments(parser) and run(args)."""

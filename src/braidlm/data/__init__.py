@@ -1,1 +1,1 @@
-"""Floor 1: text sources, built-in corpora, tokenizers, packed token files and the loader."""
+"""Floor 2: text sources, built-in corpora, tokenizers, packed token files and the loader."""

@@ -1,1 +1,1 @@
-"""Edits: model folder(s) in, model folder out, every tensor accounted for. Bridges read foreign sources."""
+"""Floor 6: edits, each a model made of one or several others with every tensor accounted for."""

@@ -114,7 +114,7 @@ class Withdraw(Edit):
 
 def _told(source: OpenedBraid) -> list[str]:
     """What those who withdraw a model should know."""
-    if "paths" in source.config.frozen or not _was_trained(source.record()):
+    if "paths" in source.config.frozen or not _was_trained(source.edit_record()):
         return []
     return [
         "the models of this average were trained together: those that stay may have learned from the text of those "

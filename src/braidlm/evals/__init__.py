@@ -1,1 +1,1 @@
-"""Floor 2: scoring a model folder: baselines, tasks, fine-tuning and reports."""
+"""Floor 5: scoring a model folder: baselines, tasks, fine-tuning and reports."""

@@ -1,1 +1,1 @@
-"""Looking inside a model: which path or expert each token takes, and what gates do."""
+"""Floor 5: looking inside a model: which path or expert each token takes, and what gates do."""

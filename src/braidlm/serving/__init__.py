@@ -1,1 +1,1 @@
-"""Floor 2: a finished model at work."""
+"""Floor 5: a finished model at work."""

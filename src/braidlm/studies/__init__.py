@@ -1,1 +1,1 @@
-"""Studies: several runs and compositions that belong together, run in order, with one report."""
+"""Floor 7: several runs and compositions that belong together, run in order, with one report."""

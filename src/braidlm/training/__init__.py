@@ -1,1 +1,1 @@
-"""Floor 2: from a recipe to a trained model folder."""
+"""Floor 5: from a recipe to a trained model folder."""
