@@ -1,7 +1,7 @@
 """Gates on a decoder of transformers: attached around its layers, read, switched off, and taken away again.
 
-Folding a gate into the weights: a gate at zero can always go. Any other changes the residual itself: with a factor g, a layer h + f(h) becomes
-(1 + g) h + f(h), and the stream would have to be divided by 1 + g from there on.
+Folding a gate into the weights: a gate at zero can always go. Any other changes the residual itself: with a factor g,
+a layer h + f(h) becomes (1 + g) h + f(h), and the stream would have to be divided by 1 + g from there on.
 
 - In a layer of two sublayers, h + a(h) + m(h + a(h)), the second reads what the first added. Divided, a(h) would have
   to be two things: a(h) for m to read, and a(h) / (1 + g) in the sum. No weight can be both.
