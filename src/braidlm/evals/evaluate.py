@@ -89,8 +89,7 @@ def open_to_score(models: Names, **options: Any) -> list[OpenedModel]:
     """Models by their names, each read by the library that its folder is of, and checked before any is loaded."""
     opened = open_models(models, "own", **options)
     for model in opened:
-        model.check_tokenizer()
-        model.check()
+        model.check_with_tokenizer()
         _ = model.sha256  # of the files as they are now
     return opened
 

@@ -113,8 +113,8 @@ class OpenedModel(ABC):
     def check(self) -> None:
         """Check configuration, active paths, switched-off modules and the header of the weights; nothing is loaded."""
 
-    def check_tokenizer(self) -> None:
-        """Refuse a model without a tokenizer that Braid reads, or with fewer rows than its tokenizer has tokens."""
+    def check_with_tokenizer(self) -> None:
+        """Check the model, that it has a tokenizer that Braid reads, and that it has a row for each of its tokens."""
         try:
             tokenizer = self.tokenizer
         except BraidError as error:
@@ -124,6 +124,7 @@ class OpenedModel(ABC):
             )
             what = "this model folder has no tokenizer that can be read"
             raise BraidError(what, str(self.folder), todo) from error
+        self.check()
         check_vocabulary(self.vocab_size, tokenizer, str(self.folder))
 
     def load(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:

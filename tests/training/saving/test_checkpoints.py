@@ -12,10 +12,10 @@ import yaml
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
-from braidlm.core.models import names
 from braidlm.core.models.folders import load_model
 from braidlm.core.models.runs import read_metrics
 from braidlm.core.reading import read_json
+from braidlm.opening import names
 from braidlm.training import loop
 from braidlm.training.saving import checkpoints
 from braidlm.training.saving.checkpoints import Checkpoints, manifest_of
