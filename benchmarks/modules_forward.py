@@ -21,7 +21,7 @@ from profile_step import print_profile
 from torch import Tensor
 
 from braidlm.core.models.presets import config_from
-from braidlm.kernels.planned_pass import LoweredModel
+from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.kernels.routed.combine import Combine
 from braidlm.kernels.routed.grouped.layers import GroupedFeed
 from braidlm.kernels.routed.permutation import permute

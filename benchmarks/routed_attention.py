@@ -1,4 +1,4 @@
-"""Attention in which only routed tokens have queries: the kernels of braidlm.kernels.routed.attention, on a GPU.
+"""Attention in which only routed tokens have queries: the kernels of braidlm.kernels.attention.causal, on a GPU.
 
 PYTHONPATH=src:benchmarks python benchmarks/routed_attention.py                   # every tile worth timing
 PYTHONPATH=src:benchmarks python benchmarks/routed_attention.py --no-search       # the tiles of the table only
@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.runtime.errors import OutOfResources
 
-from braidlm.kernels.routed.attention import AttendRouted
-from braidlm.kernels.routed.attention_tiles import TILES, Tile, Tiles
+from braidlm.kernels.attention.causal import AttendRouted
+from braidlm.kernels.attention.causal_tiles import TILES, Tile, Tiles
 
 ALIGNED = 128
 """A block's rows begin at multiples of it."""

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from measure import compared_seconds, record
 from torch import Tensor
 
-from braidlm.kernels.ops.stick_breaking import StickBreaking
-from braidlm.kernels.ops.stick_breaking_wide import WideStickBreaking
+from braidlm.kernels.attention.stick_breaking import StickBreaking
+from braidlm.kernels.attention.stick_breaking_wide import WideStickBreaking
 
 
 def inputs(args: argparse.Namespace, shift: float) -> list[Tensor]:

@@ -14,9 +14,9 @@ from tests.contract.part_variants import every_option
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from braidlm.kernels.honoured_options import LOWERINGS
-from braidlm.kernels.lowering import Lowered
-from braidlm.kernels.planned_pass import LoweredModel
+from braidlm.kernels.lowered_model import LoweredModel
+from braidlm.kernels.lowered_parts import Lowered
+from braidlm.kernels.lowerings.lowering import LOWERINGS
 from braidlm.model.dropout import scale_dropout
 from braidlm.model.errors import BraidError
 from braidlm.model.feed.feeds import SwiGLU

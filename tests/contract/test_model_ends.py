@@ -212,7 +212,7 @@ def test_fine_tuning_reaches_the_embedding(model: BraidForCausalLM) -> None:
 
 def test_kernels_leave_these_ends_to_themselves(model: BraidForCausalLM) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from braidlm.kernels.planned_pass import LoweredModel
+    from braidlm.kernels.lowered_model import LoweredModel
 
     lowered, ids = LoweredModel(model), random_ids(2, 7)
     assert {"embedding", "head"} <= set(lowered.lowered.refusals)

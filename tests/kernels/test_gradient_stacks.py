@@ -8,9 +8,9 @@ pytest.importorskip("triton")
 import torch
 
 from braidlm.kernels import planning
-from braidlm.kernels.dense_layers import first_linear
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.planned_pass import LoweredModel
+from braidlm.kernels.lowered_model import LoweredModel
+from braidlm.kernels.lowerings.feeds import first_linear
 from braidlm.kernels.routed.choices import MAX_FEW
 from braidlm.kernels.routed.permutation import TILE, row_bound
 from braidlm.model.feed.routed import RoutedFeed

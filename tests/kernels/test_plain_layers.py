@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from braidlm.kernels.planned_pass import LoweredModel
+from braidlm.kernels.lowered_model import LoweredModel
 from tests.tiny_models import random_ids, randomised, tiny_model
 
 MODELS: dict[str, dict[str, Any]] = {

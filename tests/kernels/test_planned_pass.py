@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from braidlm.kernels import planning
+from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.kernels.ops.dropout import DropoutUse
 from braidlm.kernels.ops.tuned_products import _products
-from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.kernels.side_stream import SideStream
 from braidlm.model import stages
 from braidlm.model.freezing import freeze

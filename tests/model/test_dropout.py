@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from braidlm.kernels.lowering import Lowered
+from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.dropout import BlockDropout, Dropout, leave_out, scale_dropout
 from braidlm.model.errors import BraidError
 from braidlm.model.feed.feeds import feeds

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
-from braidlm.kernels.lowering import Lowered
+from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel

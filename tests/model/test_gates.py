@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.folders import save_model
-from braidlm.kernels.lowering import Lowered
+from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import Gate, GatedLayer, GatesConfig, gated, make_gate
 from braidlm.model.modeling_braid import BraidForCausalLM

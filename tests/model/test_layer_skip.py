@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache
 
-from braidlm.kernels.lowering import Lowered
+from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.dropout import scale_dropout
 from braidlm.model.errors import BraidError
 from braidlm.model.layer_skip import LayerDropout, exit_layers, run_layers

@@ -15,11 +15,10 @@ from braidlm.kernels.ops.add import AddDelta
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Folded, Folding
 from braidlm.kernels.ops.linear import Casts, Linear
-from braidlm.kernels.ops.norm import AddNorm
-from braidlm.kernels.routed.combine_norm import CombineAddNorm, UncombinedSum
+from braidlm.kernels.routed.combine import UncombinedRows
+from braidlm.kernels.routed.combine_norm import UncombinedSum
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
-from braidlm.model.block import Block
-from braidlm.model.norms import LayerNorm
+from braidlm.model.routing.routing import Routing, Routings
 
 Rotation = tuple[Tensor, Tensor, Tensor | None]
 """Cosine and sine, [time, dim], and [batch * time] which of their rows a token has, if not that of its place."""
@@ -32,7 +31,7 @@ class PendingAdd:
     delta: Tensor
     bias: Tensor | None = None
     slot: GradientSlot | None = None
-    """Of the layer that computed delta."""
+    """The slot of the layer that computed delta."""
     dropout: float = 0.0
     seed: Tensor | None = None
     uncombined: UncombinedSum | None = None
@@ -46,6 +45,9 @@ class PendingAdd:
         return self.delta, self.bias, self.slot, self.dropout, self.seed
 
 
+Stream = Tensor | UncombinedRows
+Sublayer = tuple[Tensor, PendingAdd, Routings]
+"""The stream with what was pending, what a sublayer adds to it, and routings."""
 NO_ADD = (None, None, None, 0.0, None)
 """The fields where nothing is pending."""
 
@@ -57,7 +59,7 @@ class PassContext:
     batch: int
     time: int
     dtype: torch.dtype
-    """Of the stream and of the products."""
+    """The type of the stream and of the products."""
     device: torch.device
     masks: dict[int | None, Tensor | None]
     rotations: dict[int, Rotation | None]
@@ -66,12 +68,16 @@ class PassContext:
     """Whether neighbouring channels are rotated together, or channels half a head apart."""
     casts: Casts
     """Copies of parameters in the type of the products."""
+    parts: set[nn.Module]
+    """The parts that kernels serve."""
+    plain: Any
+    """The `PlainForward` of the others."""
     slots: dict[nn.Module, GradientSlot]
     sums: dict[nn.Module, ColumnSums]
     foldings: list[Folding]
     """Weights with their norm folded in, computed on the side stream and not known to autograd yet."""
     folded: dict[nn.Module, Folded] = field(default_factory=dict)
-    """The same once they are known to autograd."""
+    """The foldings that autograd knows."""
     seeds: dict[nn.Module, Tensor] = field(default_factory=dict)
     """For dropout inside kernels, one for each use of a part: the same if a layer is recomputed."""
     late_casts: Callable[[], Casts] | None = None
@@ -90,6 +96,21 @@ class PassContext:
         """The layer's product, with its bias on request (then the caller also computes the gradient of the bias)."""
         bias = self.casts[layer.bias] if with_bias and layer.bias is not None else None
         return Linear.apply(rows, layer.weight, self.casts[layer.weight], bias, self.slots.get(layer))
+
+    def routing(
+        self, router: Any, scores: Tensor, probabilities: Tensor, chosen: Tensor, weights: Tensor, new: Any = None
+    ) -> Routing:
+        """The record of a router's choice for the rows of the batch."""
+        return Routing(
+            router.address,
+            router.choices,
+            self.unflattened(probabilities),
+            self.unflattened(chosen),
+            self.unflattened(weights),
+            dict(router.config.losses),
+            self.unflattened(scores),
+            new,
+        )
 
     def synchronize(self) -> None:
         """Wait for what the side stream computes for the layers after the first."""
@@ -119,32 +140,7 @@ def add_pending(stream: Tensor, pending: PendingAdd | None) -> Tensor:
     return AddDelta.apply(stream, delta, bias, dropout, seed, slot)
 
 
-def add_norm(
-    stream: Tensor,
-    pending: PendingAdd | None,
-    norm: Any,
-    reader: nn.Module | None,
-    context: PassContext,
-    folded: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The stream with the pending addition, and the same normalised for the layer `reader`; without the norm's own
-    vectors where these are folded into the reader's weights.
-    """
-    centred = isinstance(norm, LayerNorm)
-    vectors = (None, None) if folded else (norm.weight, norm.bias if centred else None)
-    normed_slot = None if reader is None else context.slots.get(reader)
-    if pending is not None and pending.uncombined is not None:
-        return CombineAddNorm.apply(
-            stream, pending.delta, pending.bias, *vectors, norm.eps, centred, context.sums_of(norm), normed_slot,
-            pending.slot, pending.dropout, pending.seed, pending.uncombined,
-        )  # fmt: skip
-    delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.fields
-    return AddNorm.apply(
-        stream, delta, bias, *vectors, norm.eps, centred, context.sums_of(norm), normed_slot, slot, dropout, seed
-    )  # fmt: skip
-
-
-def with_dropout(pending: PendingAdd, block: Block, use: int, context: PassContext) -> PendingAdd:
+def with_dropout(pending: PendingAdd, block: Any, use: int, context: PassContext) -> PendingAdd:
     """The addition of a block's first or second part (`use`) with the block's dropout."""
     probability = block.drop.probability
     return replace(pending, dropout=probability, seed=context.seed(block, probability, use))

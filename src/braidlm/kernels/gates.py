@@ -7,11 +7,10 @@ as its traffic needs. Applied from outside to the gates of a model; what is save
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.model.gates import ScalarGate, VectorGate
 
 ELEMENTS, WARPS = 4096, 8

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from braidlm.kernels.context import PassContext, PendingAdd, add_pending
-from braidlm.kernels.dense_layers import Sublayer
+from braidlm.kernels.context import PassContext, PendingAdd, Sublayer, add_pending
 from braidlm.model.routing.routing import Routings
 
 

@@ -18,7 +18,7 @@ from braidlm.data.loading.config import DataConfig
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
-from braidlm.kernels.lowering import Lowered
+from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.opening.braid import OpenedBraid

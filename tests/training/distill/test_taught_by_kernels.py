@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 import torch
 from torch import nn
 
-from braidlm.kernels.planned_pass import LoweredModel
+from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount

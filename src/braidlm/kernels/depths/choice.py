@@ -7,9 +7,9 @@ more bit of it is known.
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from braidlm.kernels.optional_triton import tl, triton
 
 BITS = 32
 ELEMENTS, MAX_WARPS = 128, 16

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -19,6 +17,7 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import programs_for, row_tile
 from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 from braidlm.model.mixture_of_depths import SCALE_EPS
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -17,6 +15,7 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import row_tile
 from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 
 

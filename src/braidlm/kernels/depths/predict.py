@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -17,6 +15,7 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.activation import value_and_derivative
 from braidlm.kernels.ops.launch import programs_for
 from braidlm.kernels.ops.linear import product
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import current_side_stream, on_side
 from braidlm.model.mixture_of_depths import DEPTH_CHOICES
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -16,6 +14,7 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse, apply_dropout
 from braidlm.kernels.ops.launch import is_nvidia, programs_for
+from braidlm.kernels.optional_triton import tl, triton
 
 ROWS, COLUMNS, WARPS = 4, 256, 1
 PROGRAMS_PER_SM = 16

@@ -3,13 +3,12 @@
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.dropout import DropoutUse, apply_dropout, dropout_into, threshold
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import current_side_stream, on_side
 
 ELEMENTS = 2048

@@ -4,12 +4,11 @@ The reference is `parameter.to(dtype)`.
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.ops.launch import addresses
 from braidlm.kernels.ops.linear import Casts
+from braidlm.kernels.optional_triton import tl, triton
 
 BLOCK, WARPS = 4096, 4
 """Elements that a program copies."""

@@ -4,10 +4,9 @@ Kernels of several layers write their partial sums into one tensor, and the last
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import current_side_stream, on_side
 
 ROWS, COLUMNS, WARPS = 512, 8, 4

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from braidlm.kernels.optional_triton import tl, triton
 
 ELEMENTS, WARPS = 2048, 4
 

@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.ops.launch import row_tile
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 
 

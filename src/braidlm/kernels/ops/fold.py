@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.ops.launch import addresses
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 
 ROWS, COLUMNS, ELEMENTS, WARPS = 32, 64, 4096, 4

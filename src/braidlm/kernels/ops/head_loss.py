@@ -8,14 +8,13 @@ another before the end of the row. The reference is `next_token_loss` of the hea
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.ops.launch import is_nvidia
 from braidlm.kernels.ops.linear import product, side_if_small
 from braidlm.kernels.ops.tuned_products import tuned_product
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 
 WARPS, PER_LANE, BLOCK = 16, 8, 8192

@@ -3,8 +3,9 @@
 from functools import cache, lru_cache
 
 import torch
-import triton
 from torch import Tensor
+
+from braidlm.kernels.optional_triton import triton
 
 ELEMENTS = 512
 """Elements of a warp's tile: a row that fits into one warp needs no synchronization with others."""

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -18,6 +16,7 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import programs_for, row_tile
 from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
+from braidlm.kernels.optional_triton import tl, triton
 
 VECTORS = 3
 """Summed backward: gradients of the norm's weight, its bias and the bias of the layer before (some may be unused)."""

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-import triton
-
 from braidlm.kernels.ops.launch import register_limit
+from braidlm.kernels.optional_triton import triton
 
 MIN_BLOCK = 16
 """A tensor core's minimum in any dimension."""

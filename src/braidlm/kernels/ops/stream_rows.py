@@ -3,10 +3,8 @@
 Triton inlines them: a kernel is as if they were written out in it.
 """
 
-import triton
-import triton.language as tl
-
 from braidlm.kernels.ops.dropout import apply_dropout
+from braidlm.kernels.optional_triton import tl, triton
 
 
 @triton.jit

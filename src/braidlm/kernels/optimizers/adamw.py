@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor, optim
 
 from braidlm.kernels.optimizers.address_table import AddressTable
 from braidlm.kernels.optimizers.factors import factors_of
 from braidlm.kernels.optimizers.gradient_norm import chunks_of, clip_factor
+from braidlm.kernels.optional_triton import tl, triton
 
 BLOCK, WARPS = 4096, 8
 COLUMNS = 8

@@ -6,11 +6,10 @@ The reference is torch's `get_total_norm` and `clip_grads_with_norm_`.
 from collections.abc import Sequence
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.optimizers.address_table import AddressTable
+from braidlm.kernels.optional_triton import tl, triton
 
 BLOCK, WARPS = 4096, 8
 COLUMNS = 3

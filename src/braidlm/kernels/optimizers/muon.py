@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.optimizers.address_table import AddressTable
@@ -17,6 +15,7 @@ from braidlm.kernels.optimizers.batched_muon import SMALLEST_NORM, BatchedMuon, 
 from braidlm.kernels.optimizers.factors import factors_of
 from braidlm.kernels.optimizers.gradient_norm import clip_factor
 from braidlm.kernels.optimizers.newton_schulz import NewtonSchulz
+from braidlm.kernels.optional_triton import tl, triton
 
 TILE, WARPS = 64, 4
 """Rows and columns that a program reads; blocks of the products are made of whole tiles."""

@@ -12,12 +12,11 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.ops.product_blocks import Blocks
 from braidlm.kernels.optimizers.batched_muon import COEFFICIENTS
+from braidlm.kernels.optional_triton import tl, triton
 
 UNIT, LARGE_UNIT = 64, 128
 """Rows and columns are padded to multiples of one of these: of the large one where it wastes little."""

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.model.routing.losses import Measure, evaluate_together, load, switch, usage
 from braidlm.model.routing.routing import Routing
 

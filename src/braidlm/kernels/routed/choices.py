@@ -3,9 +3,7 @@
 Triton inlines them: a kernel is as if they were written out in it.
 """
 
-import triton
-import triton.language as tl
-
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.combine import combined_rows
 
 MAX_FEW = 4

@@ -3,15 +3,15 @@
 The backward pass goes over the sorted rows and writes zeros into padding.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.side_stream import DeferredGradient
 
@@ -191,3 +191,17 @@ def block_shape(width: int) -> tuple[int, int]:
 def plain_combine(rows: Tensor, weights: Tensor, permutation: Permutation) -> Tensor:
     """The reference, in torch's operations."""
     return (rows[permutation.row_of_choice.long()] * weights[..., None]).sum(1)
+
+
+@dataclass
+class UncombinedRows:
+    """A stream as sorted rows that are not combined yet; `slot` is of the layer that computed them."""
+
+    rows: Tensor
+    weights: Tensor
+    permutation: Permutation
+    slot: GradientSlot | None = None
+
+    def combined(self) -> Tensor:
+        """Each token's weighted sum of its rows."""
+        return Combine.apply(self.rows, self.weights, self.permutation, self.slot)

@@ -9,14 +9,13 @@ is written again there for the gradient of the matrix.
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.ops.product_blocks import MIN_BLOCK
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.combine import DeferredDispatch, combine, plain_combine
 from braidlm.kernels.routed.combine_norm import UncombinedSum
 from braidlm.kernels.routed.grouped.layers import check_slot, gradient_of_rows, parameter_gradients, plain_grouped_feed

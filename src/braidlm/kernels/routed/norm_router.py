@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -20,6 +18,7 @@ from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import programs_for
 from braidlm.kernels.ops.norm import VECTORS, norm_gradient, normalised, plain_add_norm, store_vector_sums
 from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.choices import router_scores, score_gradient, select_top_k, store_sums
 from braidlm.kernels.routed.combine import combine_gradients, combined_rows
 from braidlm.kernels.routed.permutation import Permutation

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from braidlm.kernels.optional_triton import tl, triton
 
 TILE = 128
 """The maximum of rows in a block of a grouped product."""

@@ -3,13 +3,12 @@
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.ops.dropout import keep_mask, threshold
 from braidlm.kernels.ops.product_blocks import Blocks, fit_blocks
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.grouped.layers import check_slot, gradient_of_rows, parameter_gradients
 from braidlm.kernels.routed.grouped.products import products
 from braidlm.kernels.routed.permutation import Permutation

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -17,6 +15,7 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.launch import programs_for
 from braidlm.kernels.ops.linear import product, side_if_small
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.choices import (
     MAX_FEW,
     readers_gradient,

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.dropout import keep_mask, threshold
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.combine import summed_rows
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side

@@ -7,12 +7,11 @@ all heads that share a key follow one another. In sorted rows a choice's channel
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.combine import WARPS, block_shape
 from braidlm.kernels.routed.permutation import Permutation
 

@@ -7,12 +7,11 @@ averaged probabilities are never written. The references are `next_token_loss` a
 import math
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.ops.head_loss import PER_LANE, WARPS, clear_row, fast_exp2, row_log_sum_exp
 from braidlm.kernels.ops.launch import is_nvidia
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.taught.soft_targets import TeacherLogits
 
 

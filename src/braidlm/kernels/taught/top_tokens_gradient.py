@@ -6,12 +6,11 @@ probability together may be less than float32 resolves beside 1. The references 
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.ops.head_loss import PER_LANE, WARPS, clear_row, fast_exp2, row_log_sum_exp
 from braidlm.kernels.ops.launch import is_nvidia
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.taught.soft_targets import ROUNDING, TopTokens
 
 

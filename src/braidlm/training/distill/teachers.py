@@ -22,7 +22,7 @@ from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.divergence import averaged_log_probabilities
 
 if TYPE_CHECKING:  # it needs Triton
-    from braidlm.kernels.planned_pass import LoweredModel
+    from braidlm.kernels.lowered_model import LoweredModel
 
 TEACHER = "teacher"
 """The role of a source in a lineage."""

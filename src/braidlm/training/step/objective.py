@@ -19,7 +19,7 @@ from braidlm.training.step.memory import Memory, MemoryCache
 from braidlm.training.step.two_way import needs_masks, two_way_span
 
 if TYPE_CHECKING:  # it needs Triton
-    from braidlm.kernels.planned_pass import LoweredModel
+    from braidlm.kernels.lowered_model import LoweredModel
 
 
 class BatchLosses(NamedTuple):

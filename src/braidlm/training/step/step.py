@@ -29,7 +29,7 @@ from braidlm.training.step.step_report import StepReport
 from braidlm.training.trainables.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
-    from braidlm.kernels.planned_pass import LoweredModel
+    from braidlm.kernels.lowered_model import LoweredModel
 
 FusedStep: Any = None
 with contextlib.suppress(ImportError):  # without Triton the optimizers do it, in several passes

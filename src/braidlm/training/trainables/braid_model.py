@@ -27,7 +27,7 @@ from braidlm.training.step.objective import Objective
 from braidlm.training.trainables.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
-    from braidlm.kernels.planned_pass import LoweredModel
+    from braidlm.kernels.lowered_model import LoweredModel
 
 
 class TrainableBraid(Trainable):

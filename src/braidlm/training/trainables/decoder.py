@@ -29,7 +29,7 @@ from braidlm.training.trainables.decoder_lora import DecoderLora, layer_matrices
 from braidlm.training.trainables.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
-    from braidlm.kernels.planned_pass import LoweredModel
+    from braidlm.kernels.lowered_model import LoweredModel
 
 
 class TrainableDecoder(Trainable):

@@ -22,7 +22,7 @@ from braidlm.training.step.extra_losses import ExtraLoss
 from braidlm.training.step.memory import Memory
 
 if TYPE_CHECKING:  # it needs Triton
-    from braidlm.kernels.planned_pass import LoweredModel
+    from braidlm.kernels.lowered_model import LoweredModel
 
 
 class Trainable(ABC):

@@ -5,9 +5,9 @@ banks of 1024-2048 channels and more. "Uneven" is what was measured at 248 chann
 """
 
 import torch
-import triton
 
 from braidlm.kernels.ops.product_blocks import FLOAT32_BLOCKS, Blocks
+from braidlm.kernels.optional_triton import triton
 
 LARGE = 1024
 """Channels from which on a program can hold a large block, and a product is long enough to fill the device with it."""

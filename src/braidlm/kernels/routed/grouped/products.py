@@ -5,14 +5,13 @@ numbers forward; backward they hold zeros, so that a sum over an expert's tiles 
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.ops.activation import value_and_derivative
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse, apply_dropout
 from braidlm.kernels.ops.launch import is_nvidia
 from braidlm.kernels.ops.product_blocks import MIN_BLOCK, Blocks, fit_blocks
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.grouped.blocks import activated_blocks, combined_blocks, product_blocks
 from braidlm.kernels.routed.permutation import Permutation
 

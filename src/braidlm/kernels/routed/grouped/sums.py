@@ -1,11 +1,10 @@
 """Sums over the rows of each expert, which are the gradients of biases; of one layer or of several."""
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.ops.product_blocks import MIN_BLOCK
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.permutation import Permutation
 
 COLUMNS = 64

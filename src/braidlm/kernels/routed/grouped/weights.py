@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.ops.launch import multiprocessors
 from braidlm.kernels.ops.product_blocks import FLOAT32_BLOCKS, Blocks, fit_blocks
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.grouped.blocks import LARGE
 from braidlm.kernels.routed.grouped.sums import row_sums, stacked, sum_splits, weighted_sums
 from braidlm.kernels.routed.permutation import Permutation

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-import triton
-import triton.language as tl
+from braidlm.kernels.optional_triton import tl, triton
 
 
 @dataclass(frozen=True)

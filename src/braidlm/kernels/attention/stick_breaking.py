@@ -10,13 +10,11 @@ Keys are read in tiles from the last to the first. What all tiles after one brok
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.ops.stick_breaking_gradients import key_gradient, query_gradient
-from braidlm.kernels.ops.stick_breaking_tiles import (
+from braidlm.kernels.attention.stick_breaking_gradients import key_gradient, query_gradient
+from braidlm.kernels.attention.stick_breaking_tiles import (
     GONE,
     LOG2_E,
     TILES,
@@ -27,6 +25,7 @@ from braidlm.kernels.ops.stick_breaking_tiles import (
     store_rows,
     sums_from,
 )
+from braidlm.kernels.optional_triton import tl, triton
 
 
 @triton.jit

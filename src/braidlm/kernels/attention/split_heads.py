@@ -6,15 +6,14 @@ Queries and keys are rotated by rotary positions; the backward pass also sums th
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.attention.rotary import Rotary, pairs_of_head, rotate_heads, rotated_pairs, table_offsets
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.launch import programs_for
-from braidlm.kernels.ops.rotary import Rotary, pairs_of_head, rotate_heads, rotated_pairs, table_offsets
+from braidlm.kernels.optional_triton import tl, triton
 
 ROWS, HEADS, WARPS = 4, 8, 4
 """Of a program that merges: its tile's rows and heads, and its warps. With eight heads, threads sum their own rows."""

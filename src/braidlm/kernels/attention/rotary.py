@@ -5,9 +5,9 @@ between threads. The tables are as `RotaryPositions` has them: the cosine of bot
 the sine of the second is that of the first with the other sign, so that only those of the first are read.
 """
 
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from braidlm.kernels.optional_triton import tl, triton
 
 Rotary = tuple[Tensor, Tensor, Tensor | None]
 """Cosine and signed sine [position, dim], and [rows] the position of each row, or None where that is its place in its

@@ -5,10 +5,8 @@ keys). The kernel of the queries reads keys from the first to the last, and stor
 sum to (`gathered`); that of the keys reads it, and so can take its queries in any order.
 """
 
-import triton
-import triton.language as tl
-
-from braidlm.kernels.ops.stick_breaking_tiles import is_seen, load_rows, log_break, store_rows, sums_from, sums_to
+from braidlm.kernels.attention.stick_breaking_tiles import is_seen, load_rows, log_break, store_rows, sums_from, sums_to
+from braidlm.kernels.optional_triton import tl, triton
 
 
 @triton.jit

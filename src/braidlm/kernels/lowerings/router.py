@@ -1,4 +1,4 @@
-"""From the stream to rows sorted by expert, by kernels: what is pending is added, and the sum normalised and routed.
+"""Routers: what is pending is added to the stream, the sum is normalised and routed, and rows are sorted by choice.
 
 Rows of the batch are flat.
 """
@@ -10,19 +10,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, add_norm, add_pending
+from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, add_pending
 from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.lowerings.lowering import Lowering, SharedSums, first, lowering_of, lowers, unless
+from braidlm.kernels.lowerings.norms import add_norm, form_of
 from braidlm.kernels.routed.choices import MAX_FEW
-from braidlm.kernels.routed.combine import Combine, DeferredDispatch
+from braidlm.kernels.routed.combine import DeferredDispatch, UncombinedRows
 from braidlm.kernels.routed.norm_router import AddNormRoute, CombineNormRoute, NormRouteConfig
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.routed.router import Route
 from braidlm.kernels.routed.router_inner import RouterInner
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 from braidlm.model.dropout import leave_out
-from braidlm.model.norms import LayerNorm
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routing
+
+ROUTER = frozenset({"top_k", "renormalise", "hidden", "activation", "bias", "new", "losses", "balance_rate", "compute"})
+EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
+"""The options of a part with experts."""
+
+
+@lowers(TopKRouter)
+class RouterLowering(Lowering):
+    honours = ROUTER
+
+    def reject(self, part: TopKRouter, body: Any) -> str | None:
+        return first(
+            unless(not part.inactive, "some of its choices are inactive"),
+            unless(part.opening is None or part.balance is None, "new choices are ranked with a balance"),
+            unless(part.config.compute != "dense", "compute is dense"),
+        )
+
+
+def router_refusal(router: TopKRouter, body: Any) -> str | None:
+    """Why kernels do not serve a router."""
+    return lowering_of(router).reject(router, body)  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -43,25 +65,36 @@ class Dispatch:
         if self.ready is not None and side is not None:
             side.wait_event(self.ready)
 
+    def combine(self, rows: Tensor, slot: GradientSlot | None = None) -> Tensor:
+        """Each token's weighted sum of its rows; `slot` is of the layer that computed them."""
+        return UncombinedRows(rows, self.weights, self.permutation, slot).combined()
 
-@dataclass
-class UncombinedRows:
-    """A stream as sorted rows that are not combined yet; `slot` is of the layer that computed them."""
 
-    rows: Tensor
-    weights: Tensor
-    permutation: Permutation
-    slot: GradientSlot | None = None
+def has_few_choices(router: TopKRouter) -> bool:
+    """Whether one kernel may normalise rows and route them: the router has one layer and few choices."""
+    return router.inner is None and len(router.choices) <= MAX_FEW
 
-    def combined(self) -> Tensor:
-        """Each token's weighted sum of its rows."""
-        return Combine.apply(self.rows, self.weights, self.permutation, self.slot)
+
+def routes_with_norm(router: TopKRouter, norm: nn.Module) -> bool:
+    """Whether the norm before a part is computed together with its router."""
+    return has_few_choices(router) and form_of(norm) is not None
+
+
+def routed_sums(router: TopKRouter, norm: nn.Module) -> list[SharedSums]:
+    """The column sums of a router in a block, and of the norm that it reads."""
+    fused = routes_with_norm(router, norm)
+    return ([] if fused else lowering_of(norm).sums(norm)) + [router_sums(router, fused)]
+
+
+def router_sums(router: TopKRouter, fused: bool, kind: Any = None) -> SharedSums:
+    """The column sums of a router; beside one of some `kind`, there is no norm to sum for."""
+    return SharedSums((kind, fused, router.scores.weight.shape), router)
 
 
 def add_norm_route(
     stream: Tensor | UncombinedRows,
     pending: PendingAdd | None,
-    norm: Any,
+    norm: nn.Module,
     router: TopKRouter,
     reader: nn.Module,
     context: PassContext,
@@ -70,30 +103,32 @@ def add_norm_route(
     deferred: DeferredGradient | None = None,
     permute_on_side: bool = False,
 ) -> tuple[Tensor, Tensor, Dispatch]:
-    """The stream with the pending addition, the same normalised for the layer `reader`, and the router's choice.
+    """The stream with the pending addition, that normalised for the layer `reader`, and the router's choice.
 
     The router reads the normalised stream or the stream itself. With `permute_on_side` the caller waits for the
     dispatch before it reads the permutation.
     """
-    if isinstance(stream, UncombinedRows) and (pending is not None or not routes_with_norm(router)):
+    fused = routes_with_norm(router, norm)
+    if isinstance(stream, UncombinedRows) and (pending is not None or not fused):
         stream = stream.combined()
     if folded and pending is not None and isinstance(stream, Tensor):  # so that all layers' sums have one shape
         stream, pending = add_pending(stream, pending), None
-    if isinstance(stream, Tensor) and not routes_with_norm(router):
+    if isinstance(stream, Tensor) and not fused:
         stream, normed = add_norm(stream, pending, norm, reader, context, folded)
         if reads_normed:
             dispatch, normed = route(router, normed, context, permute_on_side=permute_on_side)
         else:
             dispatch, stream = route(router, stream, context, permute_on_side=permute_on_side)
         return stream, normed, dispatch
-    centred = isinstance(norm, LayerNorm)
+    form = form_of(norm)
+    assert form is not None
+    form = form.without_vectors() if folded else form
     delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.fields
-    vectors = (None, None) if folded else (norm.weight, norm.bias if centred else None)
     config = NormRouteConfig(
-        norm.eps, centred, reads_normed, router.config.top_k, router.config.renormalise, context.sums_of(router),
+        form.eps, form.centred, reads_normed, router.config.top_k, router.config.renormalise, context.sums_of(router),
         context.slots.get(reader), slot, dropout, seed, deferred,
     )  # fmt: skip
-    rest = (*vectors, *_scores_of(router), router.balance, config)
+    rest = (form.weight, form.bias, *_scores_of(router), router.balance, config)
     if isinstance(stream, UncombinedRows):
         outputs = CombineNormRoute.apply(stream.rows, stream.weights, stream.permutation, stream.slot, *rest)
     else:
@@ -137,11 +172,6 @@ def _scores_of(router: TopKRouter) -> tuple[Tensor, Tensor | None]:
     return weight, opening if bias is None else bias + opening
 
 
-def routes_with_norm(router: TopKRouter) -> bool:
-    """Whether the norm before a part is computed together with its router: one of one layer and few choices."""
-    return router.inner is None and len(router.choices) <= MAX_FEW
-
-
 def _dispatch(
     router: TopKRouter, choice: list[Tensor], context: PassContext, permute_on_side: bool = False
 ) -> Dispatch:
@@ -151,19 +181,5 @@ def _dispatch(
     side = current_side_stream() if permute_on_side else None
     with on_side(side, chosen, priority=True):
         permutation = permute(chosen, len(router.choices), context.batch)
-    routing = Routing(
-        router.address,
-        router.choices,
-        context.unflattened(probabilities),
-        context.unflattened(chosen),
-        context.unflattened(weights),
-        dict(router.config.losses),
-        context.unflattened(scores),
-        router.new_rows(),
-    )
+    routing = context.routing(router, scores, probabilities, chosen, weights, router.new_rows())
     return Dispatch(routing, weights, permutation, None if side is None else side.last_event())
-
-
-def combine_rows(rows: Tensor, dispatch: Dispatch, slot: GradientSlot | None = None) -> Tensor:
-    """Each token's weighted sum of its rows; `slot` is of the layer that computed them."""
-    return UncombinedRows(rows, dispatch.weights, dispatch.permutation, slot).combined()

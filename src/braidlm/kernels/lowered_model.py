@@ -1,6 +1,7 @@
 """A model in training on a GPU: what `BraidModel.stream`, the head's loss and the routing loss compute, by kernels.
 
-Each part that kernels serve is lowered; any other runs its own plain forward inside the same pass.
+This pass loops over lowerings and knows no part: each part that kernels serve runs as its lowering says, and any other
+runs its own plain forward inside the same pass.
 """
 
 from collections.abc import Callable
@@ -8,52 +9,32 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from braidlm.kernels.attention_layers import mixture_of_heads_sublayer, stick_breaking_sublayer
-from braidlm.kernels.context import PassContext, PendingAdd, Rotation, add_norm, add_pending, with_dropout
-from braidlm.kernels.dense_layers import FEEDS, attention_sublayer, feed_sublayer
-from braidlm.kernels.depths_layers import depths_layer
-from braidlm.kernels.dispatching import UncombinedRows
-from braidlm.kernels.lowering import Lowered
+from braidlm.kernels.context import PassContext, PendingAdd, Stream, add_pending
+from braidlm.kernels.lowered_parts import Lowered
+from braidlm.kernels.lowerings.lowering import LOWERINGS, lowering_of
+from braidlm.kernels.lowerings.norms import add_norm
+from braidlm.kernels.lowerings.positions import positions_of
 from braidlm.kernels.ops.cast import cast_all
-from braidlm.kernels.ops.embedding import Embed
-from braidlm.kernels.ops.head_loss import HeadLoss
 from braidlm.kernels.plain_layers import PlainForward
 from braidlm.kernels.planning import (
     column_sums,
     fold_all,
     gradient_slots,
+    is_served_now,
     read_parameters,
     row_groups,
+    sublayers,
     united,
 )
 from braidlm.kernels.routed.choice_means import evaluate_means
 from braidlm.kernels.routed.routing_loss import routing_loss_on_side
-from braidlm.kernels.routed_layers import (
-    parallel_layer,
-    projection_layer,
-    routed_attention_sublayer,
-    routed_feed_sublayer,
-)
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side, use_side_stream
-from braidlm.kernels.taught.soft_head_loss import taught_head_loss
 from braidlm.kernels.taught.soft_targets import SoftTargets, TaughtLosses
-from braidlm.model.attention.mixture_of_heads import MixtureOfHeads
-from braidlm.model.attention.positions import LearnedPositions, RotaryPositions
-from braidlm.model.attention.routed import RoutedAttention
-from braidlm.model.attention.softmax import SoftmaxAttention
-from braidlm.model.attention.stick_breaking import StickBreakingAttention
-from braidlm.model.block import Block
 from braidlm.model.dropout import Dropout
-from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
-from braidlm.model.feed.routed import RoutedFeed
 from braidlm.model.heads.losses import IGNORED
-from braidlm.model.mixture_of_depths import MixtureOfDepths
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.parallel import ParallelLayer
-from braidlm.model.paths.project import ProjectStage
 from braidlm.model.routing.losses import Evaluator
 from braidlm.model.routing.routing import Routings
 from braidlm.model.span import make_masks
@@ -62,17 +43,6 @@ USES_OF_DROPOUT = 2
 """A block drops what its attention and what its feed-forward part add, each with a seed of its own."""
 
 T = TypeVar("T")
-Stream = Tensor | UncombinedRows
-SUBLAYERS: dict[type[nn.Module], Callable[..., Any]] = {
-    SoftmaxAttention: attention_sublayer,
-    StickBreakingAttention: stick_breaking_sublayer,
-    RoutedAttention: routed_attention_sublayer,
-    MixtureOfHeads: mixture_of_heads_sublayer,
-    MLP: feed_sublayer,
-    SwiGLU: feed_sublayer,
-    GEGLU: feed_sublayer,
-    RoutedFeed: routed_feed_sublayer,
-}
 
 
 class LoweredModel:
@@ -97,39 +67,40 @@ class LoweredModel:
     @property
     def is_whole(self) -> bool:
         """Whether no part runs its plain forward, which may wait for the device."""
-        return not self.lowered.refusals and not any(self._is_plain_depths(layer) for _, layer in self.lowered.layers)
+        return not self.lowered.refusals and all(is_served_now(layer) for _, layer in self.lowered.layers)
 
     def losses(
         self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None
     ) -> tuple[Tensor, Tensor | None, Routings]:
         """The loss of targets at the position predicting them, what routers add to it, and their routings."""
-        return self._losses(inputs, targets, count, HeadLoss.apply)
+        return self._losses(inputs, targets, count, None)
 
     def taught_losses(
         self, inputs: Tensor, targets: Tensor, count: Tensor | float | None, soft: SoftTargets
     ) -> tuple[TaughtLosses, Tensor | None, Routings]:
-        """The same where the head, which kernels serve, learns soft targets beside the others."""
-        return self._losses(inputs, targets, count, partial(taught_head_loss, soft))
+        """The losses where the head, which kernels serve, learns soft targets beside the others."""
+        return self._losses(inputs, targets, count, soft)
 
     def _losses(
-        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None, head_loss: Callable[..., Any]
+        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None, soft: SoftTargets | None
     ) -> tuple[Any, Tensor | None, Routings]:
-        head, real = self.model.head, targets != IGNORED
-        tied, casts = None, []
+        head, real, body = self.model.head, targets != IGNORED, self.body
+        tied, late, lowering = None, [], lowering_of(self.model.head)
         if self.serves_head and self.side is not None:
-            shared = self.body.embedding in self.lowered.parts and head.weight is self.body.embedding.weight
-            tied = DeferredGradient() if shared and head.weight.requires_grad else None
-            casts = [head.weight.detach()] if self._dtype(inputs.device) != head.weight.dtype else []
+            shared = body.embedding in self.lowered.parts and lowering.is_tied(head, body.embedding)
+            tied = DeferredGradient() if shared else None
+            late = [weight for weight in lowering.reads_late(head) if weight.dtype != self._dtype(inputs.device)]
         with use_side_stream(self.side):
-            hidden, routings, context = self.stream(inputs, tied, casts)
+            hidden, routings, context = self.stream(inputs, tied, late)
             self.synchronize()  # the cast of the head, if there was but one block
             added = routing_loss_on_side(routings, real, count) if routings else None
             if self.serves_head:
                 total = real.sum() if count is None else count
                 total = torch.as_tensor(total, dtype=torch.float32, device=hidden.device)
-                cast = context.casts[casts[0]] if casts else None
+                casts = [context.casts[weight] for weight in late]
                 with torch.autocast(inputs.device.type, enabled=False):
-                    text = head_loss(hidden.flatten(0, 1), head.weight, cast, targets.flatten(), total, IGNORED, tied)
+                    rows = hidden.flatten(0, 1)
+                    text = lowering.loss(head, rows, casts, targets.flatten(), total, tied, soft)
             else:
                 text = head.loss(hidden, targets, count)
             self.synchronize()  # the routing loss is to be added
@@ -137,15 +108,10 @@ class LoweredModel:
 
     @torch.no_grad()
     def logits(self, inputs: Tensor, start: int = 0) -> Tensor:
-        """Of token ids [batch, time] the logits after each position from `start` on, without what a backward pass
+        """The logits after each position from `start` on of token ids [batch, time], without what a backward pass
         would need."""
         hidden, head = self.stream(inputs)[0][:, start:], self.model.head
-        if not self.serves_head:
-            return head(hidden)  # type: ignore[no-any-return]
-        # The product is far slower where its rows do not begin at multiples of 16 bytes.
-        vocabulary = len(head.weight)
-        weight = F.pad(head.weight.to(hidden.dtype), (0, 0, 0, -vocabulary % 16))
-        return F.linear(hidden, weight)[..., :vocabulary]
+        return lowering_of(head).logits(head, hidden) if self.serves_head else head(hidden)  # type: ignore[no-any-return]
 
     def on_side(self, read: Callable[[Evaluator], T], routings: Routings, *inputs: Tensor) -> T:
         """What `read` computes of routings and other tensors, on the side stream: complete once it is synchronized."""
@@ -180,7 +146,7 @@ class LoweredModel:
                     if waits and (index or not self._is_dense(layer)):
                         context.synchronize()  # the first block's own casts are ready: those of the others may wait
                         waits = False  # for later work on the side stream its readers wait
-                    run = stage.run if stage is not layer or isinstance(layer, ProjectStage) else _run
+                    run = stage.run if stage is not layer or layer in self.lowered.parts else _run
                     if getattr(stage, "gradient_checkpointing", False):
                         stream = _combined(stream)  # a tensor, whose device's random state is kept for the second pass
                     stream, pending, chosen = run(self._layer, stream, pending, layer, context)
@@ -193,17 +159,25 @@ class LoweredModel:
         return hidden, routings, context
 
     def _dtype(self, device: torch.device) -> torch.dtype:
-        """Of the stream and the products: autocast's, or else the parameters' own."""
+        """The type of the stream and the products: autocast's, or else the parameters' own."""
         autocast = torch.is_autocast_enabled(device.type)
         return torch.get_autocast_dtype(device.type) if autocast else next(self.body.parameters()).dtype
 
     def _embed(self, ids: Tensor, dtype: torch.dtype, tied: DeferredGradient | None) -> Tensor:
         body = self.body
         if body.embedding in self.lowered.parts:
-            learned = body.positions.weight if isinstance(body.positions, LearnedPositions) else None
-            return Embed.apply(ids.contiguous(), body.embedding.weight, learned, dtype, tied)
+            return lowering_of(body.embedding).embed(ids, body, dtype, tied)  # type: ignore[no-any-return]
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
         return body.positions.embed(body.embedding(ids), positions).to(dtype).flatten(0, 1)
+
+    def _layer(
+        self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext
+    ) -> tuple[Stream, PendingAdd | None, Routings]:
+        """The stream after a layer; what the layer added last is pending."""
+        with use_side_stream(context.side):  # with activation checkpointing a thread of autograd's runs this again
+            if layer in self.lowered.parts and is_served_now(layer):
+                return lowering_of(layer).run(stream, pending, layer, context)  # type: ignore[no-any-return]
+            return self.plain.layer(_combined(stream), pending, layer, context)
 
     def _last_norm(self, stream: Tensor, pending: PendingAdd | None, context: PassContext) -> Tensor:
         if self.body.norm in self.lowered.parts:
@@ -211,16 +185,9 @@ class LoweredModel:
         return self.body.norm(add_pending(stream, pending)).to(stream.dtype)
 
     def _is_dense(self, layer: nn.Module) -> bool:
-        """Whether kernels serve a whole block without experts."""
-        if not isinstance(layer, Block) or not {layer.attention, layer.feed} <= self.lowered.parts:
-            return False
-        routed = (RoutedAttention, MixtureOfHeads, RoutedFeed)
-        return not isinstance(layer.attention, routed) and not isinstance(layer.feed, routed)
-
-    @staticmethod
-    def _is_plain_depths(layer: nn.Module) -> bool:
-        """In evaluation a mixture of depths takes as many tokens as its router says, which no kernel knows."""
-        return isinstance(layer, MixtureOfDepths) and not layer.training
+        """Whether kernels serve all sublayers of a layer and no router is among them."""
+        parts = [part for *_, part in sublayers(layer)]
+        return bool(parts) and all(part in self.lowered.parts and not lowering_of(part).routed for part in parts)
 
     def _prepare(self, ids: Tensor, dtype: torch.dtype, late: list[Tensor]) -> PassContext:
         (batch, time), device, side, body = ids.shape, ids.device, current_side_stream(), self.body
@@ -228,21 +195,24 @@ class LoweredModel:
         layers = [layer for _, some in groups for layer in some]
         checkpointing = any(getattr(stage, "gradient_checkpointing", False) for stage in body.stages)
         stacks = side is not None and not checkpointing and self.stacks_gradients  # so that all deliver
-        blocks = [layer for layer in layers if isinstance(layer[0], Block)]
+        blocks = [layer for layer in layers if sublayers(layer[0])]
         others = [layer for layer in layers if layer not in blocks[:1]]
         stacked = groups if stacks else []
         casts = cast_all(read_parameters(blocks[:1]), dtype)
         with on_side(side):
             casts |= cast_all(read_parameters(others), dtype)
+        rotations, interleaved = positions_of(body).rotations(body.positions, body.head_dims, time, device)
         return PassContext(
             batch=batch,
             time=time,
             dtype=dtype,
             device=device,
             masks=make_masks(body.windows, time, 0, None, device),
-            rotations=self._rotations(time, device),
-            interleaved=getattr(body.positions.config, "pairs", None) == "interleaved",
+            rotations=rotations,
+            interleaved=interleaved,
             casts=casts,
+            parts=self.lowered.parts,
+            plain=self.plain,
             slots=united(gradient_slots(some, rows, dtype) for rows, some in stacked),
             sums=united(column_sums(some) for _, some in stacked),
             foldings=fold_all(layers, dtype),
@@ -250,49 +220,15 @@ class LoweredModel:
             late_casts=partial(cast_all, late, dtype),
         )
 
-    def _rotations(self, time: int, device: torch.device) -> dict[int, Rotation | None]:
-        rotations: dict[int, Rotation | None] = dict.fromkeys(self.body.head_dims)
-        if type(self.body.positions) is RotaryPositions:
-            for dim in rotations:
-                cos, sin = self.body.positions.tables(dim, torch.arange(time, device=device)[None])
-                rotations[dim] = (cos[0], sin[0], None)
-        return rotations
-
     def _seeds(self, device: torch.device) -> dict[nn.Module, Tensor]:
-        """For dropout inside kernels; that of experts and of what they give draws numbers of its own."""
+        """For dropout inside kernels; the dropout of experts and of their outputs draws numbers of its own."""
         drops = [module for module in self.body.modules() if isinstance(module, Dropout)]
         if not any(drop.probability for drop in drops if drop.kind not in ("experts", "expert_outputs")):
             return {}
-        parts = [module for module in self.body.modules() if isinstance(module, (Block, SoftmaxAttention, *FEEDS))]
+        seeded = tuple(kind for kind, lowering in LOWERINGS.items() if lowering.has_seeds)
+        parts = [module for module in self.body.modules() if isinstance(module, seeded)]
         seeds = torch.randint(2**31, (len(parts), USES_OF_DROPOUT, 1), device=device)
         return dict(zip(parts, seeds, strict=True))
-
-    def _layer(
-        self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext
-    ) -> tuple[Stream, PendingAdd | None, Routings]:
-        """The stream after a layer; what the layer added last is pending."""
-        with use_side_stream(context.side):  # with activation checkpointing a thread of autograd's runs this again
-            if layer not in self.lowered.parts or self._is_plain_depths(layer):
-                return self.plain.layer(_combined(stream), pending, layer, context)
-            if isinstance(layer, ParallelLayer):
-                return parallel_layer(stream, pending, layer, context)
-            if isinstance(layer, ProjectStage):
-                return projection_layer(_combined(stream), pending, layer, context)
-            if isinstance(layer, MixtureOfDepths):
-                return depths_layer(_combined(stream), pending, layer, context, self._block)
-            return self._block(_combined(stream), pending, layer, context)
-
-    def _block(
-        self, stream: Tensor, pending: PendingAdd | None, block: Any, context: PassContext
-    ) -> tuple[Tensor, PendingAdd | None, Routings]:
-        routings: Routings = ()
-        for use, kind in enumerate(("attention", "feed")):
-            part, norm = getattr(block, kind), getattr(block, f"{kind}_norm")
-            sublayer = SUBLAYERS[type(part)] if part in self.lowered.parts else partial(self.plain.sublayer, kind)
-            stream, addition, chosen = sublayer(stream, pending, norm, part, context)
-            pending = with_dropout(addition, block, use, context)
-            routings += chosen
-        return stream, pending, routings
 
 
 def _run(layer: Callable[..., Any], *arguments: Any) -> Any:

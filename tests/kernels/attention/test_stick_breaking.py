@@ -9,10 +9,10 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from braidlm.kernels.ops import stick_breaking_wide
-from braidlm.kernels.ops.stick_breaking import StickBreaking, plain_stick_breaking
-from braidlm.kernels.ops.stick_breaking_tiles import Tile, Tiles
-from braidlm.kernels.ops.stick_breaking_wide import WideStickBreaking
+from braidlm.kernels.attention import stick_breaking_wide
+from braidlm.kernels.attention.stick_breaking import StickBreaking, plain_stick_breaking
+from braidlm.kernels.attention.stick_breaking_tiles import Tile, Tiles
+from braidlm.kernels.attention.stick_breaking_wide import WideStickBreaking
 from tests.kernels.comparison import nan_in_new_memory
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

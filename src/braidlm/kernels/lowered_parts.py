@@ -1,4 +1,4 @@
-"""Which parts of a model kernels serve.
+"""Which parts of a model kernels serve: the question that the pass, `braid show` and a run's log put to lowerings.
 
 A part that is refused runs its own plain forward inside the same pass, so that only its layer is slower.
 """
@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from braidlm.kernels.honoured_options import refusal
-from braidlm.model.block import Block
-from braidlm.model.mixture_of_depths import MixtureOfDepths, MixtureOfDepthsStage
+from braidlm.kernels import lowerings
+from braidlm.kernels.lowerings.lowering import refusal
+from braidlm.kernels.planning import layer_inside, sublayers
+from braidlm.model.config.registry import import_files
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.parallel import ParallelStage
-from braidlm.model.stages import BlockStage
+from braidlm.model.stages import Stage
+
+import_files(lowerings.__name__)
 
 
 class Lowered:
@@ -24,17 +26,15 @@ class Lowered:
         self.refusals: dict[str, str] = {}
         """By the address of a part in the model."""
         self.layers: list[tuple[Any, nn.Module]] = []
-        """Stage and layer, in order; a stage that has no layers of its own is its only layer."""
+        """Stage and layer, in order; a stage that does not run its layers one by one is its only layer."""
         self.addresses: list[str] = []
-        """Of the layers."""
+        """The addresses of the layers."""
         self.skips = _skipped_layers(self.body)
         """Why every layer is refused, if only the plain pass knows which of them are run."""
-        positions = refusal(self.body.positions, self.body)
-        self._add("embedding", self.body.embedding, positions and f"positions: {positions}")
+        self._add("embedding", self.body.embedding)
         for index, stage in enumerate(self.body.stages):
-            if type(stage) in (BlockStage, MixtureOfDepthsStage, ParallelStage):
-                layers: Any = stage.layers
-                for number, layer in enumerate(layers):
+            if type(stage).forward is Stage.forward and type(stage).run_some is Stage.run_some:
+                for number, layer in enumerate(stage.layers):
                     self._add_layer(f"stages.{index}.layers.{number}", stage, layer)
             else:
                 self._add_layer(f"stages.{index}", stage, stage)
@@ -44,7 +44,7 @@ class Lowered:
     @property
     def serves_layers(self) -> bool:
         """Whether kernels serve at least a part of a layer."""
-        parts = [(layer.attention, layer.feed) if isinstance(layer, Block) else (layer,) for _, layer in self.layers]
+        parts = [[part for *_, part in sublayers(layer)] or [layer] for _, layer in self.layers]
         return any(part in self.parts for some in parts for part in some)
 
     def summary(self) -> str:
@@ -59,17 +59,17 @@ class Lowered:
             text += f"; plain: {shown} ({reason})"
         return text
 
-    def _add_layer(self, address: str, stage: Any, layer: Any) -> None:
+    def _add_layer(self, address: str, stage: Any, layer: nn.Module) -> None:
         self.layers.append((stage, layer))
         self.addresses.append(address)
         if not self._add(address, layer, self.skips):
             return
-        if isinstance(layer, MixtureOfDepths):
-            self.parts |= {layer.block, layer.block.attention, layer.block.feed}
-        if isinstance(layer, Block):
-            for name, norm in (("attention", layer.attention_norm), ("feed", layer.feed_norm)):
-                reason = refusal(norm, self.body)
-                self._add(f"{address}.{name}", getattr(layer, name), reason and f"norm: {reason}")
+        inside = layer_inside(layer, 1)
+        if inside is not None:
+            self.parts |= {inside[0], *(part for *_, part in sublayers(inside[0]))}
+        for kind, norm, part in sublayers(layer):
+            reason = refusal(norm, self.body)
+            self._add(f"{address}.{kind}", part, reason and f"norm: {reason}")
 
     def _add(self, address: str, part: nn.Module, reason: str | None = None) -> bool:
         reason = reason or refusal(part, self.body)

@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("triton")
 import torch
 
+from braidlm.kernels.attention.split_heads import SplitHeads, plain_split_heads
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.split_heads import SplitHeads, plain_split_heads
 from tests.kernels.comparison import TOLERANCES, assert_close, assert_equal_with_gradients
 from tests.kernels.rotary_tables import rotary_tables
 

@@ -8,10 +8,10 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
+from braidlm.kernels.attention.causal import AttendRouted, all_queries, plain_attend_routed
+from braidlm.kernels.attention.causal_tiles import Tile, Tiles
+from braidlm.kernels.attention.split_heads import plain_split_heads
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.split_heads import plain_split_heads
-from braidlm.kernels.routed.attention import AttendRouted, all_queries, plain_attend_routed
-from braidlm.kernels.routed.attention_tiles import Tile, Tiles
 from tests.kernels.comparison import TOLERANCES, assert_close, captured, nan_in_new_memory
 from tests.kernels.rotary_tables import rotary_tables
 

@@ -11,16 +11,15 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.attention.causal_gradients import SCAN, key_gradient, query_gradient
+from braidlm.kernels.attention.causal_tiles import TILES, Tiles, is_visible, keep_mask, key_range, part_of_program
+from braidlm.kernels.attention.rotary import Rotary, rotate_heads
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.rotary import Rotary, rotate_heads
-from braidlm.kernels.routed.attention_gradients import SCAN, key_gradient, query_gradient
-from braidlm.kernels.routed.attention_tiles import TILES, Tiles, is_visible, keep_mask, key_range, part_of_program
+from braidlm.kernels.optional_triton import tl, triton
 
 LOG2_E = 1.4426950408889634
 Queries = tuple[Tensor, Tensor, Tensor]

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.ops.stick_breaking_tiles import LOG2_E, log_break, sums_from, sums_to
+from braidlm.kernels.attention.stick_breaking_tiles import LOG2_E, log_break, sums_from, sums_to
+from braidlm.kernels.optional_triton import tl, triton
 
 CHUNK = 256
 """Queries whose scores are in memory at once, and for which later keys are left out."""

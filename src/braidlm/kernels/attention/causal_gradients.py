@@ -9,11 +9,9 @@ first and stores it; it also stores the queries as sorted rows, which the kernel
 keys without looking up their sources.
 """
 
-import triton
-import triton.language as tl
-
-from braidlm.kernels.ops.rotary import rotated_back
-from braidlm.kernels.routed.attention_tiles import is_visible, keep_mask, key_range, part_of_program
+from braidlm.kernels.attention.causal_tiles import is_visible, keep_mask, key_range, part_of_program
+from braidlm.kernels.attention.rotary import rotated_back
+from braidlm.kernels.optional_triton import tl, triton
 
 SCAN = 1024
 """Rows scanned at once for the first that attends to a tile of keys."""

@@ -1,0 +1,1 @@
+"""One file for each part that kernels serve."""

@@ -1,0 +1,228 @@
+"""The contract of a lowering: all that the pass, the planner and `braid show` know of one class of parts.
+
+A lowering is one file of this folder, or of another package, which names it as an entry point of the group
+`braidlm.lowerings`. A kernel opts in, by exact class and by option: a part that has any other option set is refused and
+runs its plain forward.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from braidlm.kernels.context import PassContext, PendingAdd, Stream, Sublayer
+from braidlm.kernels.gradient_stacks import GradientStack
+from braidlm.kernels.ops.fold import Bank
+from braidlm.model.config.registry import Choice
+from braidlm.model.dropout import Dropout
+from braidlm.model.errors import BraidError
+from braidlm.model.gates import GatedLayer
+from braidlm.model.routing.router import ScoreLinear
+from braidlm.model.routing.routing import Routings
+from braidlm.model.routing.stacked import StackedLinear
+
+ENTRY_POINTS = "braidlm.lowerings"
+NO_OPTIONS = (nn.Linear, ScoreLinear, StackedLinear, nn.ModuleList, nn.ModuleDict, Dropout)
+"""Classes inside a part that have no options of their own; an adapter or a parametrisation replaces them by another."""
+DROPS = ("", "feed", "expert_outputs", "experts")
+"""The kinds of dropout that kernels know, inside the parts that have them."""
+
+
+@dataclass(frozen=True)
+class SharedSums:
+    """A module whose vectors' gradients kernels sum together with those of the modules that have the same key."""
+
+    key: Any
+    module: nn.Module
+    by_blocks: bool = False
+    """Whether the sums of a few blocks in a row are finished at once, and not those of all layers."""
+
+
+@dataclass(frozen=True)
+class SharedStack:
+    """Matrices of a part whose gradients are computed together with those of the parts that have the same key."""
+
+    key: Any
+    matrices: tuple[Any, ...]
+    rows: int
+    """The rows that one part writes."""
+    make: Callable[[int], list[GradientStack]]
+    """From a number of parts to the stack of each matrix."""
+    grouped: bool = False
+    """Whether the rows are sorted by expert."""
+    by_blocks: bool = False
+    """Whether the parts of so many blocks in a row are computed together as fill the device, whatever their kinds."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A bank of matrices that one product reads side by side (`concatenated`), or with a norm folded in."""
+
+    linear: nn.Module
+    bank: Bank
+    concatenated: bool
+
+
+class Lowering:
+    """What the kernels of one class of parts can do, and what they need before a pass."""
+
+    honours: ClassVar[Iterable[str]] = ()
+    """The options that the kernels implement; those of a nested configuration with dots."""
+    has_seeds: ClassVar[bool] = False
+    """Whether the part's own dropout draws its numbers inside kernels."""
+    is_one: ClassVar[bool] = True
+    """Whether all modules inside the part are served together or not at all."""
+
+    def reject(self, part: Any, body: Any) -> str | None:
+        """A reason against the kernels that no option's name tells; `body` is the BraidModel around the part."""
+        return None
+
+    def reads(self, part: Any) -> Iterable[Tensor | None]:
+        """The parameters that products read in a cast copy, as they are: not those that are folded."""
+        return ()
+
+    def folds(self, part: Any) -> Iterable[Fold]:
+        """The matrices that are folded before the pass."""
+        return ()
+
+    def stacks(self, part: Any, rows: int, dtype: torch.dtype) -> Iterable[SharedStack]:
+        """The gradient slots of the part in a pass over so many rows. A part that has a slot must also submit to it, or
+        the others in the stack would wait in vain."""
+        return ()
+
+    def sums(self, part: Any, norm: Any) -> Iterable[SharedSums]:
+        """The column sums of the part, and, in a block, of the norm before it."""
+        return ()
+
+
+class SublayerLowering(Lowering):
+    """An attention or a feed-forward part of a block."""
+
+    routed: ClassVar[bool] = False
+    """Whether a router chooses what computes a token."""
+
+    def run(self, stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext) -> Sublayer:
+        """The stream with the pending addition, what the part adds to it, and routings; `norm` is before the part."""
+        raise NotImplementedError
+
+
+class LayerLowering(Lowering):
+    """A layer of a stage, or a stage that is one layer."""
+
+    only_training: ClassVar[bool] = False
+    """Whether a pass in evaluation is the plain forward's."""
+
+    def sublayers(self, layer: Any) -> list[tuple[str, Any, Any]]:
+        """Kind, norm and part of each sublayer, where these are served or refused one by one."""
+        return []
+
+    def inside(self, layer: Any, time: int) -> tuple[Any, int] | None:
+        """A layer inside this one, and how many tokens of a text it computes."""
+        return None
+
+    def run(
+        self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext
+    ) -> tuple[Stream, PendingAdd | None, Routings]:
+        """The stream after the layer, what the layer leaves for the next one to add, and routings."""
+        raise NotImplementedError
+
+
+LOWERINGS: dict[type[nn.Module], Any] = {}
+"""By exact class: a subclass may compute something else."""
+
+
+def lowers(*kinds: type[nn.Module]) -> Callable[[type[Lowering]], type[Lowering]]:
+    """Decorator of a lowering that names the classes which it serves."""
+
+    def add(lowering: type[Lowering]) -> type[Lowering]:
+        LOWERINGS.update(dict.fromkeys(kinds, lowering()))
+        return lowering
+
+    return add
+
+
+def lowering_of(part: nn.Module) -> Any:
+    """The lowering of a part's exact class, Braid's own or another package's; None where there is none."""
+    kind = type(part)
+    if kind not in LOWERINGS and not kind.__module__.startswith("braidlm."):
+        _load_third_party_lowerings()
+    return LOWERINGS.get(kind)
+
+
+@cache
+def _load_third_party_lowerings() -> None:
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception as error:  # anything may go wrong in another package
+            raise BraidError(
+                f"the lowerings of another package cannot be loaded ({type(error).__name__}: {error})",
+                f"entry point '{entry.name}' ({entry.value})",
+                "Fix, update or uninstall that package.",
+            ) from error
+
+
+def refusal(part: nn.Module, body: Any) -> str | None:
+    """Why a part of a BraidModel runs its plain forward; None where kernels serve it."""
+    if isinstance(part, GatedLayer):
+        return "it has a gate"
+    lowering = lowering_of(part)
+    if lowering is None:
+        return f"{type(part).__name__} has no kernels"
+    for option in set_options(part.config):
+        if option not in lowering.honours:
+            return f"its kernels do not know the option {option}"
+    for name, child in part.named_modules() if lowering.is_one else [("", part)]:
+        if lowering_of(child) is None and type(child) not in NO_OPTIONS:
+            return f"{name} is a {type(child).__name__}, which has no kernels"
+        if isinstance(child, Dropout) and child.rate and child.kind not in DROPS:
+            return f"its kernels do not know the option dropout.{child.kind}"
+        if child._forward_hooks or child._forward_pre_hooks:
+            return f"{name or 'it'} has a forward hook"
+    return lowering.reject(part, body)  # type: ignore[no-any-return]
+
+
+def bank_refusal(bank: Any) -> str | None:
+    """Why kernels do not serve a stack, by its own options: those of its experts are the routed part's."""
+    lowering = lowering_of(bank)
+    if lowering is None:
+        return f"{type(bank).__name__} has no kernels"
+    options = (option for option in set_options(bank.config) if option.split(".")[0] != "experts")
+    unknown = next((option for option in options if option not in lowering.honours), None)
+    return unknown and f"its kernels do not know the option {unknown}"
+
+
+def set_options(config: Any, prefix: str = "") -> Iterator[str]:
+    """The options of a configuration that do not have their default, and those without one."""
+    for field in fields(config):
+        value, default, name = getattr(config, field.name), _default(field), prefix + field.name
+        if is_dataclass(value) and not isinstance(value, Choice):
+            if not is_dataclass(default):
+                yield name
+            yield from set_options(value, f"{name}.")
+        elif value != default:
+            yield name
+
+
+def _default(field: Field) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def first(*reasons: str | None) -> str | None:
+    """The first reason that there is."""
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def unless(condition: bool, reason: str) -> str | None:
+    """The reason, where a condition does not hold."""
+    return None if condition else reason
+
+
+def partly_frozen(part: nn.Module) -> str | None:
+    """A reason against a part that is frozen in part: weights that are folded have a gradient as a whole."""
+    partly = any(getattr(module, "trained_rows", None) is not None for module in part.modules())
+    return unless(not partly, "it is frozen in part")
