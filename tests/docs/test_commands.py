@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from braidlm.cli.main import main
+from braidlm.kernels.lowerings import lowering
 from braidlm.model.config.registry import PARTS, import_files
 from tests.docs.marked_blocks import Block, marked_blocks
 
@@ -22,10 +23,11 @@ QUOTED = re.compile(r"""'[^']*'|"[^"$`]*\"""")
 
 @pytest.fixture
 def _own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A page may write modules that register parts, which other tests must not see."""
+    """A page may write modules that register parts and lowerings, which other tests must not see."""
     import_files("braidlm.model")  # our own parts are registered once, and must be there after the page too
     for registry in PARTS.values():
         monkeypatch.setattr(registry, "parts", dict(registry.parts))
+    monkeypatch.setattr(lowering, "LOWERINGS", dict(lowering.LOWERINGS))
     yield
     for file in tmp_path.glob("*.py"):
         sys.modules.pop(file.stem, None)

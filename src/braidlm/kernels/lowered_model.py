@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from braidlm.kernels.context import PassContext, PendingAdd, Stream, add_pending
 from braidlm.kernels.lowered_parts import Lowered
-from braidlm.kernels.lowerings.lowering import LOWERINGS, lowering_of
+from braidlm.kernels.lowerings.lowering import lowering_of, seeded_kinds
 from braidlm.kernels.lowerings.norms import add_norm
 from braidlm.kernels.lowerings.positions import positions_of
 from braidlm.kernels.ops.cast import cast_all
@@ -225,8 +225,7 @@ class LoweredModel:
         drops = [module for module in self.body.modules() if isinstance(module, Dropout)]
         if not any(drop.probability for drop in drops if drop.kind not in ("experts", "expert_outputs")):
             return {}
-        seeded = tuple(kind for kind, lowering in LOWERINGS.items() if lowering.has_seeds)
-        parts = [module for module in self.body.modules() if isinstance(module, seeded)]
+        parts = [module for module in self.body.modules() if isinstance(module, seeded_kinds())]
         seeds = torch.randint(2**31, (len(parts), USES_OF_DROPOUT, 1), device=device)
         return dict(zip(parts, seeds, strict=True))
 

@@ -153,6 +153,11 @@ def lowering_of(part: nn.Module) -> Any:
     return LOWERINGS.get(kind)
 
 
+def seeded_kinds() -> tuple[type[nn.Module], ...]:
+    """The classes whose dropout draws its numbers inside kernels."""
+    return tuple(kind for kind, lowering in LOWERINGS.items() if lowering.has_seeds)
+
+
 @cache
 def _load_third_party_lowerings() -> None:
     for entry in entry_points(group=ENTRY_POINTS):
