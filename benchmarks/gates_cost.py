@@ -23,7 +23,7 @@ from measure import compared_seconds, interleaved_clocks, record
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Trainer, TrainingArguments
 
-from braidlm.kernels.gates import lower_gates
+from braidlm.kernels.lower import replace_parts
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.opening.gating import attach, gates_of
@@ -62,7 +62,7 @@ def with_gates(model: PreTrainedModel, kind: str, dtype: torch.dtype | None = No
     """The model with gates; with a type, they have it as in a whole folder that is opened in it."""
     attach(model, decode(GatesConfig, {"kind": kind}))
     if model.device.type == "cuda":
-        lower_gates(model)
+        replace_parts(model)
     for gate in gates_of(model).values():
         gate.to(dtype=dtype)
         torch.nn.init.normal_(gate.get_parameter("weight"), std=0.01)

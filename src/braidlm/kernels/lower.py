@@ -1,11 +1,17 @@
 """The entrance to this floor: a model in, its lowered form out, or None where kernels cannot serve it."""
 
 import torch
+from torch import nn
 
+from braidlm.kernels import cpu
 from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.kernels.optional_triton import HAS_TRITON
+from braidlm.kernels.replacing import FORMS
 from braidlm.kernels.side_stream import SideStream
+from braidlm.model.config.registry import import_files
 from braidlm.model.modeling_braid import BraidForCausalLM
+
+import_files(cpu.__name__)
 
 
 def lower(
@@ -25,11 +31,31 @@ def lower(
 def lower_forward(model: BraidForCausalLM, dtype: torch.dtype) -> LoweredModel | None:
     """The model for forward passes in bf16, of whole sequences without padding; None where kernels cannot serve it.
 
-    In float32 the plain forward is as fast, and evaluation should give exactly its numbers.
+    In float32 the plain forward is as fast, and evaluation should give exactly its numbers. On a CPU the plain forward
+    gets the modules of a CPU.
     """
+    if model.device.type == "cpu":
+        replace_parts(model)
     if not HAS_TRITON or dtype != torch.bfloat16 or model.training:
         return None
     if not all(p.is_cuda and p.dtype in (torch.float32, torch.bfloat16) for p in model.parameters()):
         return None
     lowered = LoweredModel(model)
     return lowered if lowered.lowered.serves_layers else None
+
+
+def replace_parts(model: nn.Module) -> None:
+    """Put faster modules in the place of any model's own, where there are some for its device.
+
+    They take over its state, so that nothing changes in what is saved.
+    """
+    device = next(model.parameters()).device.type
+    replaced: dict[nn.Module, nn.Module] = {}  # a module may be used several times
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            form = None if child is None else FORMS.get((device, type(child)))
+            if form is not None and child is not None:
+                if child not in replaced:
+                    replaced[child] = object.__new__(form)
+                    replaced[child].__dict__ = child.__dict__
+                parent._modules[name] = replaced[child]

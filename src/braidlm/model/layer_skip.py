@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from .dropout import Dropout, DropoutConfig, set_rates
-from .eager_cpu import is_eager_cpu_training
 from .errors import BraidError
 from .routing.routing import Routings
 from .span import Span
@@ -32,18 +31,17 @@ class LayerDropout(Dropout):
             self.passing.fill_(self.rate * scale)
 
     def run(self, layer: Callable[..., Any], hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        """Run a layer; on a CPU texts that pass it by cost nothing."""
+        """Run a layer."""
         probability: Any = self.passing
         if self.passing is None or not self.training or self.rate == 0.0:
             probability = self.probability
             if probability == 0.0:
                 return layer(hidden, span)  # type: ignore[no-any-return]
         kept = torch.rand(len(hidden), device=hidden.device) >= probability
-        # Where no text is kept, the layer's gradients should still be zero and not missing.
-        if self.can_skip_rows and span.is_same_for_all_texts and is_eager_cpu_training(hidden) and bool(kept.any()):
-            rows = kept.nonzero()[:, 0]
-            output, routings = layer(hidden[rows], span)
-            return hidden.index_copy(0, rows, output), routings
+        return self.run_kept(kept, layer, hidden, span)
+
+    def run_kept(self, kept: Tensor, layer: Callable[..., Any], hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        """Run a layer of which only some texts [text] take the output."""
         output, routings = layer(hidden, span)
         return torch.where(kept[:, None, None], output, hidden), routings
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from .config.ranges import Epsilon
 from .config.registry import Registry
-from .eager_cpu import RMSNormFunction, is_eager_cpu_training
 from .routing.dispatch import Groups
 from .routing.stacked import expand_vector, vector
 
@@ -68,8 +67,6 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor, groups: Groups | None = None) -> Tensor:
         x = x.to(self.weight.dtype)  # norms compute in float32 under autocast, as LayerNorm does
-        if groups is None and is_eager_cpu_training(x):
-            return RMSNormFunction.apply(x, expand_vector(self.weight, x), self.eps)
         if self.stack is None:
             return super().forward(x)
         return F.rms_norm(x, self.normalized_shape, eps=self.eps) * expand_vector(self.weight, x, groups)

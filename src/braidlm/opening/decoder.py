@@ -4,7 +4,6 @@ A folder of gates (gate_config.json), of LoRA adapters (adapter_config.json) or 
 as a decoder too, so that adapters may stand on adapters.
 """
 
-import contextlib
 import hashlib
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +23,7 @@ from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.core.models.runs import CONFIG, LORA_CONFIG
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.kernels.lower import replace_parts
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.gated_decoder import GatedDecoder
 from braidlm.opening.adapter import gate_tensors, is_adapter, load_adapter, read_adapter
@@ -143,11 +143,7 @@ class OpenedDecoder(OpenedModel):
         if names := not_finite(model.state_dict().items()):
             raise not_finite_error(names, str(self.folder))
         model = model.to(device).eval()  # type: ignore[assignment]
-        if model.device.type == "cuda":
-            with contextlib.suppress(ImportError):  # without Triton torch's operations do it
-                from braidlm.kernels.gates import lower_gates
-
-                lower_gates(model)
+        replace_parts(model)
         return model
 
     def _in_memory(self, dtype: torch.dtype) -> PreTrainedModel:

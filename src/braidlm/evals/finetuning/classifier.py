@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
+from braidlm.kernels.lower import replace_parts
 from braidlm.model.modeling_braid import BraidForSequenceClassification
 from braidlm.model.paths.average import AverageHead
 from braidlm.model.pretrained import BraidPreTrainedModel
@@ -36,7 +37,9 @@ def make_classifier(model: Any, outputs: int) -> nn.Module:
     if isinstance(head, AverageHead):
         parts = torch.eye(len(head.widths)).repeat_interleave(torch.tensor(head.widths), dim=1)
         classifier.register_buffer(MEMBERS, parts[head.active], persistent=False)
-    return classifier.float().to(next(model.parameters()).device)
+    classifier.float().to(next(model.parameters()).device)
+    replace_parts(classifier)
+    return classifier
 
 
 def _empty_classifier(config: Any) -> Any:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ..config.ranges import Size
 from ..config.registry import Registry
 from ..dropout import Dropout
-from ..eager_cpu import SiluProductFunction, is_eager_cpu_training
 from ..routing.dispatch import Groups
 from ..routing.experts import ExpertsConfig
 from ..routing.routing import Routings
@@ -104,14 +103,16 @@ class SwiGLU(nn.Module):
         self.beta = vector(stack, hidden) if config.learned_beta else None
 
     def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
-        gate_up = apply_linear(self.gate_up, hidden, groups)
-        if self.beta is None and is_eager_cpu_training(gate_up):
-            return apply_linear(self.out, self.drop(SiluProductFunction.apply(gate_up)), groups), ()
+        inner = self.activate(apply_linear(self.gate_up, hidden, groups), groups)
+        return apply_linear(self.out, self.drop(inner), groups), ()
+
+    def activate(self, gate_up: Tensor, groups: Groups | None) -> Tensor:
+        """The gated values of gates and values side by side."""
         gate, up = gate_up.chunk(2, dim=-1)
         if self.beta is None:
-            return apply_linear(self.out, self.drop(F.silu(gate) * up), groups), ()
+            return F.silu(gate) * up
         beta = expand_vector(with_trained_rows(self.beta, self.trained_rows), gate, groups)
-        return apply_linear(self.out, self.drop(gate * torch.sigmoid(beta * gate) * up), groups), ()
+        return gate * torch.sigmoid(beta * gate) * up
 
 
 @feeds.register("geglu")

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..eager_cpu import GroupedLinearFunction
 from ..precision import compute_dtype
 
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
@@ -146,14 +145,12 @@ def dispatch_by_mask(rows_TW: Tensor, chosen_TK: Tensor, weights_TK: Tensor, exp
 
 def grouped_product(rows: Tensor, weight_EIO: Tensor, bias_EO: Tensor | None, groups: Groups) -> Tensor:
     """Multiply sorted rows [R, in] by their experts' matrices: on a GPU by one grouped product, which does not wait for
-    the device; on a CPU by one product per expert, which is as fast there.
+    the device; on a CPU by one product per expert.
     """
     dtype = compute_dtype(rows)
     if rows.is_cuda and supports_grouped_mm(weight_EIO, dtype):
         outputs = F.grouped_mm(rows.to(dtype), weight_EIO.to(dtype), offs=groups.ends_E)
         return outputs if bias_EO is None else outputs + groups.repeat(bias_EO, rows).to(outputs.dtype)
-    if rows.is_cpu and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling():
-        return GroupedLinearFunction.apply(rows, weight_EIO, bias_EO, groups.counts_E.tolist())  # type: ignore[no-any-return]
     if bias_EO is None:
         return torch.cat([own_rows @ weight for own_rows, weight in zip(groups.split(rows), weight_EIO, strict=True)])
     triples = zip(bias_EO, groups.split(rows), weight_EIO, strict=True)

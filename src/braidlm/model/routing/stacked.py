@@ -54,10 +54,14 @@ class StackedLinear(PartlyTrained, nn.Module):
         weight, bias = self.rows()
         weight, bias = weight[:, :, columns], None if bias is None else bias[:, columns]
         if groups is not None:
-            return grouped_product(x, weight, bias, groups)
+            return self.grouped(x, weight, bias, groups)
         rows = x.flatten(1, -2).expand(self.stack, -1, -1)
         outputs = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias[:, None], rows, weight)
         return outputs.unflatten(1, x.shape[1:-1])
+
+    def grouped(self, rows: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups) -> Tensor:
+        """Multiply each row by its member's matrix."""
+        return grouped_product(rows, weight, bias, groups)
 
     @property
     def is_transposed(self) -> bool:

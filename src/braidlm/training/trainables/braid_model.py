@@ -16,7 +16,7 @@ from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.adapters import adaptable
 from braidlm.core.models.folders import WEIGHTS, write_model_files
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.kernels.lower import lower
+from braidlm.kernels.lower import lower, replace_parts
 from braidlm.kernels.side_stream import SideStream
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -41,6 +41,8 @@ class TrainableBraid(Trainable):
     def objective(
         self, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] | None = None
     ) -> Objective:
+        if lowered is None:
+            replace_parts(self.model)
         return Objective(self.model, lowered, dict(extra or {}))
 
     def text_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:

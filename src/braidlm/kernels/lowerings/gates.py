@@ -1,16 +1,17 @@
 """Gates that are factors, sooner: their sum with a layer's output is one pass over memory.
 
 torch has no vectorised kernel for a sum with a factor that is broadcast: on an H200 it takes two to three times as long
-as its traffic needs. Applied from outside to the gates of a model; what is saved does not change.
+as its traffic needs.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.optional_triton import tl, triton
+from braidlm.kernels.optional_triton import HAS_TRITON, tl, triton
+from braidlm.kernels.replacing import replaces
 from braidlm.model.gates import ScalarGate, VectorGate
 
 ELEMENTS, WARPS = 4096, 8
@@ -62,18 +63,13 @@ class AddScaled(torch.autograd.Function):
         return gradient, of_hidden, of_weight
 
 
+@replaces(VectorGate, ScalarGate, on=("cuda",))
 class LoweredVectorGate(VectorGate):
     """A factor for each channel, or one for all, by a kernel where the stream is large."""
 
     def add(self, hidden: Tensor, output: Tensor) -> Tensor:
-        if not output.is_cuda or (output.numel() < MIN_SIZE and not torch.cuda.is_current_stream_capturing()):
+        small = output.numel() < MIN_SIZE and not torch.cuda.is_current_stream_capturing()
+        if not HAS_TRITON or not output.is_cuda or small or torch.compiler.is_compiling():
             return super().add(hidden, output)
         add: Any = AddScaled.apply if torch.is_grad_enabled() else add_scaled
         return add(output, hidden, self.weight)  # type: ignore[no-any-return]
-
-
-def lower_gates(model: nn.Module) -> None:
-    """Let the gates of a model that are factors compute by a kernel."""
-    for module in model.modules():
-        if type(module) in (VectorGate, ScalarGate):
-            module.__class__ = LoweredVectorGate

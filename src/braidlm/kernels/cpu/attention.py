@@ -1,6 +1,6 @@
 """Causal attention on a CPU for some of the queries of each sequence; the others cost nothing.
 
-`F.scaled_dot_product_attention` with a mask remains the reference and is used everywhere else.
+The reference is `F.scaled_dot_product_attention` with a mask.
 """
 
 from collections.abc import Iterator
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..config.registry import Registry
-from ..routing.dispatch import Permutation
+from braidlm.kernels.replacing import is_eager_cpu, replaces
+from braidlm.model.attention.softmax import SoftmaxAttention
+from braidlm.model.routing.dispatch import Permutation
+from braidlm.model.span import Span
 
 CHUNK = 64
 """Number of queries computed at once: their scores fit in the processor's cache, and later keys are left out."""
@@ -19,8 +21,22 @@ MIN_LENGTH = 128
 """In shorter sequences there is little to leave out, and one call for all queries is faster."""
 
 
-row_attentions = Registry("attention of routed rows")
-"""By what routes tokens to attentions, experts or paths: a folder without such routers does not carry the code."""
+@replaces(SoftmaxAttention, on=("cpu",))
+class CpuSoftmaxAttention(SoftmaxAttention):
+    """In long sequences the queries of tokens that chose no member cost nothing."""
+
+    def _attend_rows(self, query_RW: Tensor, kv_MBTW: Tensor, permutation: Permutation, span: Span) -> Tensor:
+        plain = span.causal and span.cache is None and span.masks[self.window] is None and not self.drop.probability
+        compact = not (span.eager or span.two_way) and supports_compact_attention(query_RW, span.time)
+        if not (plain and compact and self.kv_heads == self.heads):
+            return super()._attend_rows(query_RW, kv_MBTW, permutation, span)
+        key, value = kv_MBTW.flatten(0, 1).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
+        rotate = span.rotations[self.head_dim]
+        if rotate is not None:
+            key = rotate(key)
+            query_STNH = rotate(permutation.scatter_per_expert(query_RW).view_as(key))
+            query_RW = permutation.gather_per_expert(query_STNH.reshape(len(kv_MBTW), -1, query_RW.shape[1]))
+        return compact_attention(query_RW.unflatten(1, (self.heads, -1)), key, value, permutation).flatten(1)
 
 
 class QueryChunk(NamedTuple):
@@ -38,11 +54,9 @@ class QueryChunk(NamedTuple):
 def supports_compact_attention(query: Tensor, time: int) -> bool:
     """Whether compact attention is faster than the reference and as exact."""
     wide = query.dtype in (torch.float32, torch.float64)
-    return query.is_cpu and wide and time >= MIN_LENGTH and not torch.compiler.is_compiling()
+    return wide and time >= MIN_LENGTH and is_eager_cpu(query)
 
 
-@row_attentions.register("keys=own")
-@row_attentions.register("routed")
 def compact_attention(query_RNH: Tensor, key_STNH: Tensor, value_STNH: Tensor, permutation: Permutation) -> Tensor:
     """Attention of each row's query [row, head, dim] to the tokens up to its own in its sequence S."""
     output: Tensor = CompactAttention.apply(query_RNH * query_RNH.shape[-1] ** -0.5, key_STNH, value_STNH, permutation)

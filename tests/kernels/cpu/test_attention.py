@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from braidlm.model.attention import compact as compact_attention
+from braidlm.kernels.cpu import attention as compact_attention
+from braidlm.kernels.cpu.stacked import CpuStackedLinear
 from braidlm.model.routing.dispatch import Permutation, sort_by_expert
-from braidlm.model.routing.stacked import StackedLinear
 
 MEMBERS, BATCH, TIME, HEADS, SIZE = 3, 2, 21, 2, 4
 
@@ -65,7 +65,7 @@ def test_it_supports_long_sequences_in_float32_and_float64() -> None:
 @pytest.mark.parametrize("kind", ["top 1", "top 3", "one never chosen"])
 def test_grouped_rows_equal_products_one_by_one(kind: str, bias: bool) -> None:
     """On a CPU the output is written in place; under autocast it is concatenated."""
-    linear = StackedLinear(MEMBERS, 6, 10, bias).double()
+    linear = CpuStackedLinear(MEMBERS, 6, 10, bias).double()
     for parameter in linear.parameters():
         torch.nn.init.normal_(parameter)
     permutation = sort_by_expert(choices(kind), MEMBERS)

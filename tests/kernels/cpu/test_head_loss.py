@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from braidlm.model.heads.linear import LinearHead
+from braidlm.kernels.cpu.head_loss import LeanLinearHead
 from braidlm.model.heads.losses import IGNORED, next_token_loss
 
 
-def linear_head(width: int, vocabulary: int, bias: bool = False) -> LinearHead:
-    return LinearHead(LinearHead.Config(bias=bias), width, vocabulary)
+def linear_head(width: int, vocabulary: int, bias: bool = False) -> LeanLinearHead:
+    return LeanLinearHead(LeanLinearHead.Config(bias=bias), width, vocabulary)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

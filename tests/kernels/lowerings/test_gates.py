@@ -5,8 +5,9 @@ import pytest
 pytest.importorskip("triton")
 import torch
 
-from braidlm.kernels import gates
-from braidlm.kernels.gates import AddScaled, LoweredVectorGate, add_scaled, lower_gates
+from braidlm.kernels.lower import replace_parts
+from braidlm.kernels.lowerings import gates
+from braidlm.kernels.lowerings.gates import AddScaled, LoweredVectorGate, add_scaled
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig, make_gate
 from tests.kernels.comparison import TOLERANCES, assert_equal_with_gradients
@@ -23,11 +24,12 @@ def test_adding_a_scaled_stream_equals_torch(factors: int, device: str, dtype: t
 
 @pytest.mark.parametrize("kind", ["vector", "scalar", "matrix"])
 def test_only_factors_are_lowered_and_zero_changes_nothing(kind: str, device: str, dtype: torch.dtype) -> None:
-    gate = make_gate(decode(GatesConfig, {"kind": kind}).kind, 24).to(device)
-    plain = type(gate)
-    model = torch.nn.Sequential(gate)
-    lower_gates(model)
-    assert type(gate) is (plain if kind == "matrix" else LoweredVectorGate)
+    model = torch.nn.Sequential(make_gate(decode(GatesConfig, {"kind": kind}).kind, 24)).to(device)
+    plain, weight = type(model[0]), model[0].weight
+    replace_parts(model)
+    gate = model[0]
+    assert type(gate) is (plain if kind == "matrix" or device == "cpu" else LoweredVectorGate)
+    assert gate.weight is weight
     output, hidden = (torch.randn(2, 5, 24, device=device).to(dtype) for _ in range(2))
     assert torch.equal(gate(hidden, output), output)
     assert torch.equal(add_scaled(output, hidden, torch.zeros(24, device=device)), output)
@@ -39,7 +41,9 @@ def test_a_large_stream_goes_through_the_kernel() -> None:
     torch.nn.init.normal_(gate.weight)
     output, hidden = (torch.randn(gates.MIN_SIZE // 2048, 2048, device="cuda").bfloat16() for _ in range(2))
     expected = output.double() + hidden.double() * gate.weight.double()
-    lower_gates(torch.nn.Sequential(gate))
+    model = torch.nn.Sequential(gate)
+    replace_parts(model)
+    gate = model[0]
     actual = gate(hidden, output)
     assert actual.grad_fn.name() == "AddScaledBackward"
     with torch.no_grad():
