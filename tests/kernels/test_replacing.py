@@ -51,7 +51,11 @@ def test_state_and_sharing_stay() -> None:
     assert all(before[name] is parameter for name, parameter in model.named_parameters())
     assert list(model.state_dict()) == list(state)
     first, second = model.model.stages[0].layers
-    assert first.feed is second.feed
+    assert first.feed.out.weight is second.feed.out.weight
+    twice = torch.nn.Sequential(RMSNorm(RMSNorm.Config(), 4), torch.nn.Sequential())
+    twice[1].append(twice[0])
+    replace_parts(twice)
+    assert twice[0] is twice[1][0]
     norm.eps = 0.5
     assert model.model.norm.eps == 0.5, "the form has the state of the module that it replaced"
     replace_parts(model)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache
 
+from braidlm.kernels.lower import replace_parts
 from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.dropout import scale_dropout
 from braidlm.model.errors import BraidError
@@ -62,6 +63,7 @@ def test_one_rate_for_all_kinds_drops_no_layers() -> None:
 def test_rows_that_are_left_out_cost_nothing_and_change_nothing(checkpointing: bool) -> None:
     """The rows alone against the masked reference, gradients too."""
     model, results = tiny_model(torch.float64, stages=DEEP, dropout={"layer": 0.5}).train(), []
+    replace_parts(model)
     if checkpointing:
         model.gradient_checkpointing_enable()
     rows: list[int] = []

@@ -237,7 +237,8 @@ def test_evaluation_has_no_memory_and_leaves_it() -> None:
     stepper.step(inputs.numpy(), labels.numpy(), labels.numel(), 0.0)
     assert stepper.memory is not None
     before = {name: tensor.clone() for name, tensor in stepper.memory.tensors().items()}
-    assert torch.equal(model.eval()(input_ids=inputs).logits, model_of(2).eval()(input_ids=inputs).logits)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(input_ids=inputs).logits, model_of(2).eval()(input_ids=inputs).logits)
     assert all(torch.equal(tensor, before[name]) for name, tensor in stepper.memory.tensors().items())
 
 
