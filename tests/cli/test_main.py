@@ -87,7 +87,7 @@ def test_a_broken_verb_does_not_break_the_others(braid, monkeypatch: pytest.Monk
         braid("nonsense")
 
 
-VERB = '''
+VERB = """
 HELP = "say hello"
 
 def add_arguments(parser):
@@ -96,7 +96,7 @@ def add_arguments(parser):
 def run(args):
     from braidlm.core.console import show
     show(f"Hello, {args.who}.")
-'''
+"""
 
 
 def test_a_verb_is_one_file(braid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -194,7 +194,7 @@ def _heat_maps(chart: HeatMaps, figure: "Figure") -> None:
     # From transparent, so that it can be read on light pages and on dark ones.
     colour_map = load_matplotlib().colors.LinearSegmentedColormap
     colours = colour_map.from_list("braid", [f"{COLOURS[0]}00", COLOURS[0]])
-    image = None
+    image: Any = None
     for line, maps in zip(grid, chart.maps, strict=True):
         for axes in line[len(maps) :]:
             axes.set_axis_off()

@@ -2,11 +2,10 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import singledispatch
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote as url_quoted
 
 from braidlm import __version__
@@ -18,6 +17,7 @@ from braidlm.core.report.report import (
     Heading,
     Links,
     Mark,
+    Part,
     Picture,
     Quote,
     Report,
@@ -44,8 +44,8 @@ def html(report: Report, figures: Iterable["Figure"] | None = None) -> str:
     subtitle = f'<p class="subtitle">{_inline(report.subtitle)}</p>' if report.subtitle else ""
     pictures = [part for part in report.parts if isinstance(part, Picture)]
     drawn = iter(figures if figures is not None else [draw(picture.chart) for picture in pictures])
-    parts = [_picture(part, next(drawn)) if isinstance(part, Picture) else _part(part) for part in report.parts]
-    body = "\n\n".join([*([_paragraphs(Text(report.verdict), "verdict")] if report.verdict else []), *parts])
+    parts = [*([Text(report.verdict)] if report.verdict else []), *report.parts]
+    body = "\n\n".join(_part(part, drawn) for part in parts)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -78,37 +78,34 @@ def notebook(table: Table, notes: Sequence[str] = ()) -> str:
     return _table(table) + "".join(f"<p>{_inline(note)}</p>" for note in notes)
 
 
-@singledispatch
-def _part(part: Any) -> str:
-    raise TypeError(f"{type(part).__name__} is no part of a report")
-
-
-@_part.register
-def _heading(part: Heading) -> str:
-    return f"<h{part.level}>{_inline(part.text)}</h{part.level}>"
-
-
-@_part.register
-def _paragraphs(part: Text, style: str = "") -> str:
-    attributes = f' class="{style}"' if style else ""
-    return "\n".join(f"<p{attributes}>{_inline(paragraph)}</p>" for paragraph in part.paragraphs)
-
-
-@_part.register
-def _links(part: Links) -> str:
-    items = (f'<li><a href="{url_quoted(file)}">{_inline(name)}</a></li>' for name, file in part.files.items())
-    return f'<ul class="links">{"".join(items)}</ul>'
-
-
-@_part.register
-def _facts(part: Facts) -> str:
-    cards = (f"<div><dt>{_inline(k)}</dt><dd>{escape(cell_text(v))}</dd></div>" for k, v in part.values.items())
-    return f'<dl class="facts">{"".join(cards)}</dl>'
-
-
-@_part.register
-def _scrolled(part: Table) -> str:
-    return f'<figure><div class="scroll" tabindex="0">{_table(part)}</div></figure>'
+def _part(part: Part, drawn: Iterator["Figure"]) -> str:
+    match part:
+        case Heading(text, level):
+            return f"<h{level}>{_inline(text)}</h{level}>"
+        case Text():
+            return "\n".join(f"<p>{_inline(paragraph)}</p>" for paragraph in part.paragraphs)
+        case Links(links):
+            items = (f'<li><a href="{url_quoted(file)}">{_inline(name)}</a></li>' for name, file in links.items())
+            return f'<ul class="links">{"".join(items)}</ul>'
+        case Facts(values):
+            cards = (f"<div><dt>{_inline(k)}</dt><dd>{escape(cell_text(v))}</dd></div>" for k, v in values.items())
+            return f'<dl class="facts">{"".join(cards)}</dl>'
+        case Table():
+            return f'<figure><div class="scroll" tabindex="0">{_table(part)}</div></figure>'
+        case Picture(_, caption):
+            svg = f'<div class="scroll" tabindex="0">{to_svg(next(drawn))}</div>'
+            return f'<figure class="picture">{svg}{_caption(caption)}</figure>'
+        case Quote(text, who, prompt, note):
+            before = f'<span class="prompt">{escape(prompt)}</span>' if prompt else ""
+            quoted = f"<blockquote>{before}{escape(text if prompt else text.strip())}</blockquote>"
+            return f'<figure class="quote">{quoted}{_caption(", ".join(filter(None, (who, note))))}</figure>'
+        case Tokens():
+            return _tokens(part)
+        case Code(text, summary):
+            listing = f"<pre>{escape(text.strip(chr(10)))}</pre>"
+            if summary:
+                listing = f"<details><summary>{_inline(summary)}</summary>{listing}</details>"
+            return f'<div class="code">{listing}</div>'
 
 
 def _table(table: Table) -> str:
@@ -141,20 +138,6 @@ def _is_number(cell: str | Mark) -> bool:
     return isinstance(cell, str) and (cell in NO_NUMBER or NUMBER.fullmatch(cell) is not None)
 
 
-def _picture(part: Picture, figure: "Figure") -> str:
-    svg = f'<div class="scroll" tabindex="0">{to_svg(figure)}</div>'
-    return f'<figure class="picture">{svg}{_caption(part.caption)}</figure>'
-
-
-@_part.register
-def _quote(part: Quote) -> str:
-    before = f'<span class="prompt">{escape(part.prompt)}</span>' if part.prompt else ""
-    body = escape(part.text if part.prompt else part.text.strip())
-    caption = _caption(", ".join(filter(None, (part.who, part.note))))
-    return f'<figure class="quote"><blockquote>{before}{body}</blockquote>{caption}</figure>'
-
-
-@_part.register
 def _tokens(part: Tokens) -> str:
     styles = name_styles(part.names, part.neutral)
     legend = "".join(f'<li><span class="{styles[name]}">{escape(name)}</span></li>' for name in part.names)
@@ -176,14 +159,6 @@ def _token(text: str, name: str, styles: Mapping[str, str]) -> str:
     # A line break inside a token is made visible, and still breaks the line.
     shown = escape(text).replace("\n", "⏎\n") or "·"
     return f'<span class="{styles.get(name, "grey")}" title="{escape(name)}">{shown}</span>'
-
-
-@_part.register
-def _code(part: Code) -> str:
-    listing = f"<pre>{escape(part.text.strip(chr(10)))}</pre>"
-    if part.summary:
-        listing = f"<details><summary>{_inline(part.summary)}</summary>{listing}</details>"
-    return f'<div class="code">{listing}</div>'
 
 
 def _inline(text: str) -> str:

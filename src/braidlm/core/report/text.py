@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-from functools import singledispatch
 from typing import Any
 
 from rich.markup import escape
@@ -15,13 +14,13 @@ from braidlm.core.report.report import (
     Heading,
     Links,
     Mark,
+    Part,
     Picture,
     Quote,
     Report,
     Strong,
     Table,
     Text,
-    Tokens,
     cell_text,
 )
 
@@ -64,35 +63,32 @@ def plain(text: str) -> str:
     return "".join(piece if at % 2 else SPECIAL.sub(r"\\\g<0>", piece) for at, piece in enumerate(pieces))
 
 
-@singledispatch
-def _markdown(part: Any) -> str:
-    raise TypeError(f"{type(part).__name__} is no part of a report")
+def _markdown(part: Part) -> str:
+    match part:
+        case Heading(text, level):
+            return f"{'#' * level} {plain(text)}"
+        case Text():
+            return "\n\n".join(map(plain, part.paragraphs))
+        case Facts(values):
+            return "\n".join(f"- {plain(name)}: {plain(cell_text(value))}" for name, value in values.items())
+        case Table():
+            return _markdown_table(part)
+        case Picture(_, caption, name) if name:
+            return f"![{plain(caption)}]({name}.png)"
+        case Quote():
+            return _markdown_quote(part)
+        case Code(text, summary) if not summary:
+            return f"```\n{text.strip(chr(10))}\n```"
+        case Links(files):
+            return "\n".join(f"- [{plain(name)}]({file.replace(' ', '%20')})" for name, file in files.items())
+    return ""
 
 
-@_markdown.register
-def _(part: Heading) -> str:
-    return f"{'#' * part.level} {plain(part.text)}"
-
-
-@_markdown.register
-def _(part: Text) -> str:
-    return "\n\n".join(map(plain, part.paragraphs))
-
-
-@_markdown.register
-def _(part: Facts) -> str:
-    return "\n".join(f"- {plain(name)}: {plain(cell_text(value))}" for name, value in part.values.items())
-
-
-@_markdown.register
-def _(part: Table) -> str:
-    lines = [_line(list(map(plain, part.columns))), _line(["---"] * len(part.columns))]
-    lines += [_line([_markdown_cell(value) for value in row]) for row in part.rows]
-    return "\n".join([*([f"{plain(part.caption)}\n"] if part.caption else []), *lines])
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _markdown_table(table: Table) -> str:
+    lines = [list(map(plain, table.columns)), ["---"] * len(table.columns)]
+    lines += [[_markdown_cell(value) for value in row] for row in table.rows]
+    shown = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"{plain(table.caption)}\n\n{shown}" if table.caption else shown
 
 
 def _markdown_cell(value: Any) -> str:
@@ -100,32 +96,10 @@ def _markdown_cell(value: Any) -> str:
     return f"**{text}**" if isinstance(value, Strong) else text
 
 
-@_markdown.register
-def _(part: Picture) -> str:
-    return f"![{plain(part.caption)}]({part.name}.png)" if part.name else ""
-
-
-@_markdown.register
-def _(part: Quote) -> str:
-    text = SPECIAL.sub(r"\\\g<0>", part.prompt + part.text).replace("`", r"\`")
-    lines = [f"> {line}".rstrip() + "  " for line in text.split("\n")]
-    parts = [f"**{plain(part.who)}**" if part.who else "", "\n".join(lines), plain(part.note)]
-    return "\n\n".join(filter(None, parts))
-
-
-@_markdown.register
-def _(part: Tokens) -> str:
-    return ""
-
-
-@_markdown.register
-def _(part: Code) -> str:
-    return "" if part.summary else f"```\n{part.text.strip(chr(10))}\n```"
-
-
-@_markdown.register
-def _(part: Links) -> str:
-    return "\n".join(f"- [{plain(name)}]({file.replace(' ', '%20')})" for name, file in part.files.items())
+def _markdown_quote(quote: Quote) -> str:
+    text = SPECIAL.sub(r"\\\g<0>", quote.prompt + quote.text).replace("`", r"\`")
+    lines = "\n".join(f"> {line}".rstrip() + "  " for line in text.split("\n"))
+    return "\n\n".join(filter(None, [f"**{plain(quote.who)}**" if quote.who else "", lines, plain(quote.note)]))
 
 
 def show_report(report: Report | Table) -> None:
@@ -138,44 +112,24 @@ def show_report(report: Report | Table) -> None:
         _show(part)
 
 
-@singledispatch
-def _show(part: Any) -> None:
+def _show(part: Part) -> None:
     """Pictures, tokens, listings and links have no form in the terminal."""
-
-
-@_show.register
-def _(part: Heading) -> None:
-    console.show(part.text.replace("`", ""))
-
-
-@_show.register
-def _(part: Text) -> None:
-    console.show(part.text.replace("`", ""))
-
-
-@_show.register
-def _(part: Facts) -> None:
-    for name, value in part.values.items():
-        console.show(f"{name}: {cell_text(value)}")
-
-
-@_show.register
-def _(part: Table) -> None:
-    rows = [[_terminal_cell(value) for value in row] for row in part.rows]
-    console.table([escape(name) for name in part.columns], rows, part.title or part.caption or None, part.keep or None)
+    match part:
+        case Heading(text) | Text(text):
+            console.show(text.replace("`", ""))
+        case Facts(values):
+            for name, value in values.items():
+                console.show(f"{name}: {cell_text(value)}")
+        case Table():
+            rows = [[_terminal_cell(value) for value in row] for row in part.rows]
+            columns = [escape(name) for name in part.columns]
+            console.table(columns, rows, part.title or part.caption or None, part.keep or None)
+        case Quote(text, who, prompt, note):
+            lines = [f"  {who}:"] if who else []
+            lines += [f"    {line}".rstrip() for line in (prompt + text).split("\n")]
+            console.show("\n".join([*lines, *([f"    {note}"] if note else []), ""]))
 
 
 def _terminal_cell(value: Any) -> str:
     text = escape(cell_text(value))
     return f"[bold]{text} *[/bold]" if isinstance(value, Strong) else text
-
-
-@_show.register
-def _(part: Quote) -> None:
-    if part.who:
-        console.show(f"  {part.who}:")
-    for line in (part.prompt + part.text).split("\n"):
-        console.show(f"    {line}".rstrip())
-    if part.note:
-        console.show(f"    {part.note}")
-    console.show("")

@@ -134,7 +134,7 @@ def _data_table(selection: Selection) -> Table:
     for verdict in selection.verdicts:
         lens = selection.lenses.get(verdict.layer)
         numbers = [] if lens is None else [lens.perplexity_without, lens.perplexity, lens.change]
-        cells = [f"{number:.6g}" for number in numbers] or [None] * 3
+        cells = [f"{number:.6g}" for number in numbers] or [""] * 3
         rows.append([verdict.layer, *cells, verdict.stays, verdict.reason])
     columns = ["layer", "perplexity_without", "perplexity", "change", "stays", "reason"]
     return Table(columns, rows, name="layers")
