@@ -20,12 +20,8 @@ EPILOG = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `braid compose`."""
     add = parser.add_argument
-    add(
-        "sources",
-        nargs="+",
-        metavar="PATH",
-        help="a model folder, a run, a study (all its models), or a Llama or GPT-2 folder; one tokenizer for all",
-    )
+    about = "a model folder, a run, a study (all its models), or a Llama or GPT-2 folder; one tokenizer for all"
+    add("sources", nargs="+", metavar="PATH", help=about)
     add("--out", metavar="DIR", help="the folder to write; it must not exist yet")
     add(
         "--join",
@@ -35,18 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and average their probabilities",
     )
     add("--names", nargs="+", metavar="NAME", help="the paths' permanent names (the runs' or folders')")
-    add(
-        "--layers",
-        type=number(Layers),
-        metavar="N",
-        help="how often the paths are joined (the depth of the shallowest)",
-    )
-    add(
-        "--blocks",
-        type=number(LayersOrZero),
-        metavar="N",
-        help="fresh full-width blocks before and after (1)",
-    )
+    about = "how often the paths are joined (the depth of the shallowest)"
+    add("--layers", type=number(Layers), metavar="N", help=about)
+    add("--blocks", type=number(LayersOrZero), metavar="N", help="fresh full-width blocks before and after (1)")
     add(
         "--freeze",
         nargs="+",

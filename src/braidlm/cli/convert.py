@@ -21,12 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "papaformer the file of weights",
     )
     direction = parser.add_mutually_exclusive_group()
-    direction.add_argument(
-        "--from",
-        dest="from_",
-        metavar="FORMAT",
-        help="read SOURCE as gpt2, llama, moep_lm or papaformer and write a Braid model folder",
-    )
+    about = "read SOURCE as gpt2, llama, moep_lm or papaformer and write a Braid model folder"
+    direction.add_argument("--from", dest="from_", metavar="FORMAT", help=about)
     direction.add_argument("--to", metavar="FORMAT", help="write the Braid model SOURCE as gpt2, llama or gguf")
     parser.add_argument(
         "--config", metavar="FILE", help="with papaformer: a JSON file of its options, such as the number of heads"

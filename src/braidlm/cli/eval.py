@@ -39,36 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add = parser.add_argument
     add("words", nargs="+", metavar="MODEL|TASK", help="model folders, runs or studies, and tasks or suites")
-    add(
-        "--data",
-        nargs="+",
-        action="extend",
-        metavar="DIR|TASK=PATH",
-        help="the folder with the tasks' data (default BRAID_DATA or data), or the data of a task",
-    )
+    about = "the folder with the tasks' data (default BRAID_DATA or data), or the data of a task"
+    add("--data", nargs="+", action="extend", metavar="DIR|TASK=PATH", help=about)
     add("--harness", metavar="NAMES", help="tasks of lm-evaluation-harness, with commas between")
     add("--harness-tasks", metavar="DIR", help="task files (YAML) for it, which may read local data")
     add("--harness-shots", type=number(CountOrZero), metavar="N", help="examples that it shows before a question")
     add_switches(add)
     add("--all-checkpoints", action="store_true", help="every checkpoint of the runs, and learning dynamics")
-    add(
-        "--exits",
-        nargs="*",
-        type=number(Layers),
-        metavar="LAYER",
-        help="score the models after each of these layers (default: every layer), as a curve",
-    )
-    add(
-        "--out",
-        default="evaluation",
-        metavar="DIR",
-        help="the folder of the results; what is already there is not scored again (evaluation)",
-    )
-    add(
-        "--leaderboard",
-        metavar="DIR",
-        help="write answers and the file for the BabyLM 2025 leaderboard, adding to what is in DIR of the same models",
-    )
+    about = "score the models after each of these layers (default: every layer), as a curve"
+    add("--exits", nargs="*", type=number(Layers), metavar="LAYER", help=about)
+    about = "the folder of the results; what is already there is not scored again (evaluation)"
+    add("--out", default="evaluation", metavar="DIR", help=about)
+    about = "write answers and the file for the BabyLM 2025 leaderboard, adding to what is in DIR of the same models"
+    add("--leaderboard", metavar="DIR", help=about)
     add("--ewok-text", action="store_true", help="with --leaderboard: also EWoK's, whose answers are its plain text")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
     add("--dtype", default="float32", choices=("float32", "bfloat16"), help="what products are computed in (float32)")

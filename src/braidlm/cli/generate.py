@@ -29,12 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt", nargs="+", metavar="prompt", help='text to continue; "" lets the model begin, - reads standard input'
     )
     model.required = prompts.required = False  # a prompt study has --models and --prompts instead
-    parser.add_argument(
-        "--max-tokens",
-        type=number(Length),
-        metavar="N",
-        help="at most this many new tokens (default 100; in a study 40)",
-    )
+    about = "at most this many new tokens (default 100; in a study 40)"
+    parser.add_argument("--max-tokens", type=number(Length), metavar="N", help=about)
     parser.add_argument("--temperature", type=number(Temperature), help="0: the most probable token (default 0.8)")
     parser.add_argument("--top-k", type=number(Count), metavar="N", help="choose among the N most probable tokens")
     parser.add_argument(
@@ -42,27 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=number(Seed), help="the same seed gives the same text")
     parser.add_argument("--greedy", action="store_true", default=None, help="always the most probable token")
-    parser.add_argument(
-        "--top-next",
-        type=number(CountOrZero),
-        metavar="N",
-        help="show the N most probable next tokens (default 0; in a study 3)",
-    )
-    parser.add_argument(
-        "--pauses",
-        type=number(CountOrZero),
-        metavar="N",
-        help="pause tokens after the prompt (default 0)",
-    )
+    about = "show the N most probable next tokens (default 0; in a study 3)"
+    parser.add_argument("--top-next", type=number(CountOrZero), metavar="N", help=about)
+    about = "pause tokens after the prompt (default 0)"
+    parser.add_argument("--pauses", type=number(CountOrZero), metavar="N", help=about)
     add_switches(parser.add_argument)
     early = parser.add_argument_group("early exit", "tokens that leave the model before its last layer")
     early.add_argument("--exit-layer", type=number(Layers), metavar="N", help="leave after this layer, counted from 1")
-    early.add_argument(
-        "--exit-confidence",
-        type=number(Probability),
-        metavar="P",
-        help="leave once the most probable token has probability P: after --exit-layer, or else after any layer",
-    )
+    about = "leave once the most probable token has probability P: after --exit-layer, or else after any layer"
+    early.add_argument("--exit-confidence", type=number(Probability), metavar="P", help=about)
     early.add_argument(
         "--speculate",
         type=number(Choices),

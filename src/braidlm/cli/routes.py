@@ -20,27 +20,15 @@ EPILOG = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="a model folder, a run, or a study (all its models)")
-    add(
-        "--prompts",
-        metavar="FILE",
-        help="a prompt a line, or JSONL with prompt and domain (papaformer: its 20 prompts)",
-    )
+    about = "a prompt a line, or JSONL with prompt and domain (papaformer: its 20 prompts)"
+    add("--prompts", metavar="FILE", help=about)
     add(
         "--data", nargs="+", action="extend", metavar="NAME=PATH", help="packed folders or text; the name is the domain"
     )
-    add(
-        "--held-out",
-        type=number(Probability),
-        metavar="SHARE",
-        help="of packed data, only what `holdout: SHARE` keeps from training",
-    )
-    add(
-        "--tokens",
-        type=number(Count),
-        default=20_000,
-        metavar="N",
-        help="at most this many tokens of each data set (20000)",
-    )
+    about = "of packed data, only what `holdout: SHARE` keeps from training"
+    add("--held-out", type=number(Probability), metavar="SHARE", help=about)
+    about = "at most this many tokens of each data set (20000)"
+    add("--tokens", type=number(Count), default=20_000, metavar="N", help=about)
     add("--domains", nargs="+", action="extend", metavar="DOMAIN=PATH", help="the path that should know a domain")
     add_switches(add)
     add("--out", metavar="DIR", help="write tables (CSV), pictures (PNG) and routes.html")

@@ -58,7 +58,7 @@ def add_settings(
         if only is not None and name not in only:
             continue
         option = f"{prefix}{name}".replace("_", "-")
-        shared = {"default": argparse.SUPPRESS, "help": _help(field["about"], default)}
+        shared: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field["about"], default)}
         if hints[name] is bool:
             flag = ("--no-" if default else "--") + option
             add(flag, dest=f"{prefix}{name}", action="store_false" if default else "store_true", **shared)

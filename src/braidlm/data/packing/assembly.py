@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -68,7 +68,7 @@ def assemble(
     shutil.rmtree(final, ignore_errors=True)
     final.mkdir()
     dtype = token_dtype(tokenizer.vocab_size)
-    totals = _join(folder / "shards", final, shards, limit, dtype, has_prompts)
+    totals, targets = _join(folder / "shards", final, shards, limit, dtype, has_prompts)
     if not totals.documents:
         raise BraidError("the limit leaves no document", todo="The first document is longer than the limit: raise it.")
     tokenizer.save(final / "tokenizer")
@@ -83,7 +83,7 @@ def assemble(
         eos_id=tokenizer.eos_id,
         tokenizer=tokenizer.fingerprint,
         source=source | {"empty_documents": sum(shard.empty for shard in shards), "braidlm": __version__},
-        targets=totals.targets if has_prompts else None,
+        targets=targets if has_prompts else None,
     )
     write_json(final / MANIFEST, asdict(manifest))
     if out.exists():
@@ -91,62 +91,45 @@ def assemble(
     os.rename(final, out)
 
 
-@dataclass
-class _Totals:
-    """What has been joined so far."""
-
-    documents: int = 0
-    tokens: int = 0
-    words: int = 0
-    bytes: int = 0
-    targets: TargetCounts = field(default_factory=lambda: TargetCounts(0, 0))
-
-
 def _join(
     shards_folder: Path, final: Path, shards: Sequence[ShardCounts], limit: Limit, dtype: np.dtype, has_prompts: bool
-) -> _Totals:
-    """Concatenate the shards' files up to the limit."""
-    totals = _Totals()
+) -> tuple[ShardCounts, TargetCounts]:
+    """Concatenate the shards' files up to the limit; the counts of what was joined."""
+    totals, targets = ShardCounts(), TargetCounts(0, 0)
+    # The files that have an entry per token, with its bytes.
+    per_token = {"tokens": dtype.itemsize, "words": 1} | ({TARGETS: 1} if has_prompts else {})
+    names = (*per_token, "documents", "lengths", *(["target_bytes"] if has_prompts else []))
     with contextlib.ExitStack() as stack:
-
-        def create(name: str) -> BinaryIO:
-            return stack.enter_context(open(final / f"{name}.bin", "wb"))
-
-        # The files that have an entry per token, with its bytes.
-        per_token = {"tokens": (create("tokens"), dtype.itemsize), "words": (create("words"), 1)}
-        documents_file, lengths_file = create("documents"), create("lengths")
-        target_bytes_file = create("target_bytes") if has_prompts else None
-        if has_prompts:
-            per_token[TARGETS] = create(TARGETS), 1
-        np.zeros(1, dtype=np.int64).tofile(documents_file)
+        files = {name: stack.enter_context(open(final / f"{name}.bin", "wb")) for name in names}
+        np.zeros(1, dtype=np.int64).tofile(files["documents"])
         for index in range(len(shards)):
             whole, shard_tokens = True, 0
             for rows in _document_rows(shards_folder / f"{index:06d}.documents"):
                 kept = limit.take(rows, totals.documents, totals.words)
                 whole = kept == len(rows)
                 rows = rows[:kept]
-                (totals.tokens + shard_tokens + np.cumsum(rows[:, 0])).tofile(documents_file)
-                rows[:, 1:3].astype(np.uint32).tofile(lengths_file)
-                if target_bytes_file is not None:
-                    rows[:, 3].astype(np.uint32).tofile(target_bytes_file)
-                shard_tokens += int(rows[:, 0].sum())
+                (totals.tokens + shard_tokens + np.cumsum(rows[:, 0])).tofile(files["documents"])
+                rows[:, 1:3].astype(np.uint32).tofile(files["lengths"])
+                if has_prompts:
+                    rows[:, 3].astype(np.uint32).tofile(files["target_bytes"])
+                tokens, words, size, target_size = rows.sum(axis=0).tolist()
+                shard_tokens += tokens
                 totals.documents += kept
-                totals.words += int(rows[:, 1].sum())
-                totals.bytes += int(rows[:, 2].sum())
-                totals.targets.bytes += int(rows[:, 3].sum())
+                totals.words += words
+                totals.bytes += size
+                targets.bytes += target_size
                 if not whole:
                     break
-            for name, (file, itemsize) in per_token.items():
-                ones = _copy(shards_folder / f"{index:06d}.{name}", file, shard_tokens * itemsize, name == TARGETS)
-                totals.targets.tokens += ones
+            for name, itemsize in per_token.items():
+                path = shards_folder / f"{index:06d}.{name}"
+                targets.tokens += _copy(path, files[name], shard_tokens * itemsize, name == TARGETS)
             totals.tokens += shard_tokens
             if not whole:
                 break
-        for written in [file for file, _ in per_token.values()] + [documents_file, lengths_file, target_bytes_file]:
-            if written is not None:
-                written.flush()
-                os.fsync(written.fileno())
-    return totals
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    return totals, targets
 
 
 def _document_rows(path: Path) -> Iterator[np.ndarray]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -161,8 +162,8 @@ def pack_shard(pieces: Iterable[Piece], packer: Packer, folder: Path, index: int
     with explained_disk_errors(folder):
         with contextlib.ExitStack() as stack:
             files = {name: stack.enter_context(open(path, "wb")) for name, path in scratch.items()}
-            for texts in _batches(pieces, packer, counts, where):
-                batch = texts.encoded(packer, where)
+            for parts in _batches(pieces, packer, counts, where):
+                batch = _encoded(parts, packer, where)
                 rows, open_document = _documents(batch.texts, open_document)
                 if max(open_document[2], rows[:, 2].max(initial=0)) > MAX_DOCUMENT_BYTES:
                     raise BraidError("a document has more than 4 GiB", where, "Divide it into several documents.")
@@ -218,42 +219,33 @@ def finished_shard(
     return counts if complete else None
 
 
-class _Batch:
-    """Texts that are encoded together."""
+class _Part(NamedTuple):
+    """A document, or a part of one that is short enough to encode; see `Packer.pack`."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.ends: list[bool] = []
-        self.within_word: list[bool] = []
-        self.prompts: list[int] = []
-        self.numbers: list[int] = []
-        """Which document of the shard each text is of, from 1."""
-        self.size = 0
-
-    def add(self, text: str, ends: bool, within_word: bool, prompt: int, number: int) -> None:
-        self.texts.append(text)
-        self.ends.append(ends)
-        self.within_word.append(within_word)
-        self.prompts.append(prompt)
-        self.numbers.append(number)
-        self.size += len(text)
-
-    def encoded(self, packer: Packer, where: str) -> EncodedBatch:
-        """The encoded texts; an error names the document."""
-        try:
-            return packer.pack(self.texts, self.ends, self.within_word, self.prompts)
-        except BraidError:
-            for text, ends, within_word, number in zip(
-                self.texts, self.ends, self.within_word, self.numbers, strict=True
-            ):
-                with errors_at(f"{where}, document {number}"):
-                    packer.pack([text], [ends], [within_word])
-            raise
+    text: str
+    ends: bool
+    within_word: bool
+    prompt: int
+    number: int
+    """Which document of the shard it is of, from 1."""
 
 
-def _batches(pieces: Iterable[Piece], packer: Packer, counts: ShardCounts, where: str) -> Iterator[_Batch]:
+def _encoded(parts: list[_Part], packer: Packer, where: str) -> EncodedBatch:
+    """The encoded parts; an error names the document."""
+    texts, ends, within_word, prompts, _ = zip(*parts, strict=True)
+    try:
+        return packer.pack(texts, ends, within_word, prompts)
+    except BraidError:
+        for part in parts:
+            with errors_at(f"{where}, document {part.number}"):
+                packer.pack([part.text], [part.ends], [part.within_word])
+        raise
+
+
+def _batches(pieces: Iterable[Piece], packer: Packer, counts: ShardCounts, where: str) -> Iterator[list[_Part]]:
     """The documents that have a word, in parts short enough to encode."""
-    batch, eos = _Batch(), packer.tokenizer.special.eos
+    batch: list[_Part] = []
+    size, eos = 0, packer.tokenizer.special.eos
     for number, document in enumerate(by_document(pieces), 1):
         texts = from_first_word(document.texts, where)
         if texts is None:
@@ -263,13 +255,13 @@ def _batches(pieces: Iterable[Piece], packer: Packer, counts: ShardCounts, where
         for part, ends in _with_end(packer.cutter.parts(texts)):
             marked = marked or (eos is not None and eos in before[-len(eos) :] + part)
             within_word = bool(before) and not (before[-1].isspace() or part[0].isspace())
-            batch.add(part, ends, within_word, min(prompt, len(part)), number)
-            before, prompt = part, max(prompt - len(part), 0)
-            if batch.size >= BATCH_CHARS:
+            batch.append(_Part(part, ends, within_word, min(prompt, len(part)), number))
+            before, prompt, size = part, max(prompt - len(part), 0), size + len(part)
+            if size >= BATCH_CHARS:
                 yield batch
-                batch = _Batch()
+                batch, size = [], 0
         counts.marked += marked
-    if batch.texts:
+    if batch:
         yield batch
     counts.unsafe_cuts, packer.cutter.unsafe = packer.cutter.unsafe, 0
 
