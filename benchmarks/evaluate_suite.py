@@ -31,9 +31,9 @@ from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, Scores
-from braidlm.evals.suites import expand
 from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS, OpenTask
+from braidlm.evals.tasks.task import expand
 
 ENOUGH_TEXT = 20_000_000
 """Characters to train a tokenizer on."""

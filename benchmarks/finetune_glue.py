@@ -23,14 +23,12 @@ from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.data_sets import DATA_SETS
-from braidlm.evals.finetuning.examples import Examples, LabelledData, read_examples
-from braidlm.evals.finetuning.hyperparameters import hyperparameters_for, seeds_for
-from braidlm.evals.finetuning.labelled_task import LabelledTask, task_result
-from braidlm.evals.finetuning.loop import fine_tune
+from braidlm.evals.finetuning.labelled_task import Examples, LabelledTask, read_examples, task_result
+from braidlm.evals.finetuning.loop import fine_tune, hyperparameters_for, seeds_for
 from braidlm.evals.scoring.scorer import Scorer
-from braidlm.evals.suites import SUITES
 from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS
+from braidlm.evals.tasks.task import SUITES
 
 REAL_SIZES = {"boolq": 9_427, "multirc": 27_243}
 FOLDERS = ("babylm-2025/full_eval/glue_filtered", "evaluation_data/full_eval/glue_filtered", ".")
@@ -49,14 +47,14 @@ def opened(name: str, data: Path, stand_in: bool) -> tuple[LabelledTask, bool] |
     valid = read_examples(data_set, folder / data_set.files[0].valid, data_set.files[0])
     sample = np.random.default_rng(0).integers(0, len(valid), REAL_SIZES[data_set.name])
     train = Examples([valid.texts[index] for index in sample], valid.labels[sample])
-    return LabelledTask(LabelledData(data_set, train, valid, "0" * 64)), False
+    return LabelledTask(data_set, train, valid, "0" * 64), False
 
 
 def loaded(args: argparse.Namespace, tasks: list[LabelledTask]) -> tuple[Any, BraidTokenizer]:
     """The model, and a tokenizer that fits it."""
     if args.model is not None:
         return load_model(args.model, args.device), load_tokenizer(args.model)
-    texts = [text for task in tasks for pair in task.data.train.texts[:2000] for text in pair if text]
+    texts = [text for task in tasks for pair in task.train.texts[:2000] for text in pair if text]
     tokenizer = BraidTokenizer(train_bpe(texts, VOCABULARY), SpecialTokens())
     torch.manual_seed(0)
     make = peer_model if args.peer else braid_model
@@ -67,12 +65,12 @@ def measured(task: LabelledTask, name: str, real: bool, model: EvaluatedModel, r
     """One task, from its texts to its score."""
     _wait(model.device)
     start = time.perf_counter()
-    hyperparameters = hyperparameters_for(task.data.data_set.name, model.settings)
+    hyperparameters = hyperparameters_for(task.data_set.name, model.settings)
     tokenized = task.tokenize(model, hyperparameters)
     encoded = time.perf_counter() - start
     seeds = seeds_for(model.settings)
     tuned = [fine_tune(model.model, tokenized, hyperparameters, seed, replay=replay) for seed in seeds]
-    result = task_result(name, tokenized, hyperparameters, seeds, tuned, task.data.data_set)
+    result = task_result(name, tokenized, hyperparameters, seeds, tuned, task.data_set)
     _wait(model.device)
     epochs = sum(len(one.scores) for one in tuned)
     steps = epochs * (len(tokenized.train) // min(hyperparameters.batch_size, len(tokenized.train)))

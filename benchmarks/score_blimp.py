@@ -16,9 +16,9 @@ from shapes import VOCABULARY, braid_model, peer_model
 
 from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
-from braidlm.evals.formats.minimal_pairs import Pair, pairs_from_divergence, read_pairs
+from braidlm.evals.formats.options import Item, read_pairs
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
-from braidlm.evals.scoring.requests import Request, sentence_requests
+from braidlm.evals.scoring.requests import Request, consecutive_ranges, from_divergence, sentence_requests
 from braidlm.evals.scoring.scorer import Scorer
 
 BATCH = 64
@@ -44,14 +44,14 @@ def by_pair(sums: np.ndarray) -> np.ndarray:
     return sums[0::2] - sums[1::2]
 
 
-def sentences(pairs: list[Pair], max_pairs: int | None) -> list[str]:
+def sentences(pairs: list[Item], max_pairs: int | None) -> list[str]:
     """The sentences of the first pairs of each set."""
     counts: dict[str, int] = {}
     texts = []
     for pair in pairs:
         counts[pair.of] = counts.get(pair.of, 0) + 1
         if max_pairs is None or counts[pair.of] <= max_pairs:
-            texts += [pair.good, pair.bad]
+            texts += pair.answers
     return texts
 
 
@@ -73,7 +73,7 @@ def main() -> None:
         else BraidTokenizer(train_bpe(texts, VOCABULARY), SpecialTokens())
     )
     requests = sentence_requests(tokenizer, texts)
-    diverging = pairs_from_divergence(requests)
+    diverging = from_divergence(requests, consecutive_ranges([2] * (len(requests) // 2)))
     torch.manual_seed(0)
     ours = braid_model("gpt2", args.size, 512).to(device).eval()
     peer = peer_model("gpt2", args.size, 512).to(device).eval()

@@ -121,8 +121,8 @@ def _curves(args: argparse.Namespace, models: list[str], tasks: list[str], optio
 
 def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[str]]:
     """Split the words into models and tasks; a word that is neither is most probably a misspelled task."""
-    from braidlm.evals.suites import SUITES
     from braidlm.evals.tasks import TASKS
+    from braidlm.evals.tasks.task import SUITES
 
     known = [*TASKS, *SUITES]
     tasks = [word for word in words if word in known]

@@ -92,9 +92,9 @@ def _show_parts(rows: list[Row]) -> None:
 
 
 def _tasks(root: str | None = None) -> list[Row]:
-    from braidlm.evals.suites import SUITES
     from braidlm.evals.task_data import data_here
     from braidlm.evals.tasks import TASKS
+    from braidlm.evals.tasks.task import SUITES
 
     rows: list[Row] = []
     for name in TASKS:
@@ -107,7 +107,7 @@ def _tasks(root: str | None = None) -> list[Row]:
 
 
 def _show_tasks(rows: list[Row]) -> None:
-    from braidlm.evals.suites import SUITES
+    from braidlm.evals.tasks.task import SUITES
 
     table(("task", "data", ""), [(row["name"], _where(row), _task_text(row)) for row in rows])
     suites = ", ".join(f"{name} ({len(tasks)} tasks)" for name, tasks in SUITES.items())

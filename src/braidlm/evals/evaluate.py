@@ -4,6 +4,7 @@ The verb's name is a built-in function's in Python, so the function is called `e
 """
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,23 +23,24 @@ from braidlm.evals.harness.tasks import PREFIX, open_harness
 from braidlm.evals.reports.dynamics_report import dynamics_report
 from braidlm.evals.reports.scores import scores_report
 from braidlm.evals.results import CACHE, Evaluation, ModelResults, ResultCache, TaskResult
-from braidlm.evals.run_scores import check_runs, run_scores
 from braidlm.evals.scoring.scorer import Scorer
-from braidlm.evals.statistics.significance import compare_best
-from braidlm.evals.suites import expand
+from braidlm.evals.statistics import compare_best
 from braidlm.evals.task_data import find_data
-from braidlm.evals.tasks import TASKS, OpenTask, Task
+from braidlm.evals.tasks import TASKS, OpenTask
+from braidlm.evals.tasks.task import expand
 from braidlm.opening.names import StrPath
 from braidlm.opening.open import Names, open_models
 from braidlm.opening.opened_model import OpenedModel
 
 ABOUT_MODELS = ("name", "sha256", "run", "steps", "tokens", "words", "paths", "without")
 """What results say of a model folder."""
+MIN_CHECKPOINTS = 4
+"""A curve of four parameters needs as many."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def evaluate(
-    models: Names,
+    models: Names | Callable[[], Sequence[OpenedModel]],
     tasks: str | Sequence[str],
     *,
     data: StrPath | None = None,
@@ -56,6 +58,8 @@ def evaluate(
 ) -> Evaluation:
     """Score models on tasks: folders, runs (their newest checkpoint, or all of them) or studies (all their models).
 
+    `models` may also be a function that opens them, called once every task is open. Such a model need not be a folder:
+    it is what its `load` gives, and its hash says which one it is.
     `data` is the folder in which tasks look for their data, `data_of` gives the data of single tasks; `harness` are
     tasks of lm-evaluation-harness, `harness_tasks` a folder of task files for it, `harness_shots` its number of
     examples; `paths` are the active ones, which each model must have, `without` are modules that are switched off;
@@ -66,20 +70,33 @@ def evaluate(
             "data is the folder in which every task looks for its data, and a mapping was given",
             todo=f"The data of single tasks is called data_of: data_of={dict(data)!r}.",
         )
-    return evaluate_opened(
-        lambda: open_to_score(models, all_checkpoints=all_checkpoints, paths=paths, without=without),
-        tasks,
-        data=data,
-        data_of=data_of,
-        harness=harness,
-        harness_tasks=harness_tasks,
-        harness_shots=harness_shots,
-        settings=settings,
-        out=out,
-        device=device,
-        dtype=dtype,
-        draws=all_checkpoints,
-    )
+    settings = settings or Settings()
+    if not tasks and not harness:
+        raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
+    opened = _open_tasks([tasks] if isinstance(tasks, str) else tasks, settings, data, data_of or {})
+    opened += _open_harness_tasks([harness] if isinstance(harness, str) else harness, harness_tasks, harness_shots)
+    _check_settings(opened, settings)
+    device = choose_device(device)
+    if dtype not in DTYPES:
+        raise BraidError(f"scores are computed in {' or '.join(DTYPES)}, not in {dtype}")
+    if out is not None:
+        check_out(out, "braid eval", "results.json", CACHE, draws=all_checkpoints)
+    options = {"all_checkpoints": all_checkpoints, "paths": paths, "without": without}
+    folders = models() if callable(models) else open_to_score(models, **options)
+    check_runs([task.name for task in opened if task.name in TASKS], folders)
+    cache = None if out is None else ResultCache(Path(out))
+    results = [_model_results(folder, opened, settings, cache, device, dtype) for folder in folders]
+    evaluation = Evaluation(results, {task.name: task.facts(settings) for task in opened}, dtype, versions())
+    run_tasks = {task.name: task.data for task in opened if isinstance(task.data, RunTask)}
+    for run, checkpoints in evaluation.runs.items() if run_tasks else ():
+        evaluation.over_runs[run] = {name: data.score_run(name, checkpoints) for name, data in run_tasks.items()}
+    evaluation.verdicts = compare_best(evaluation.models)
+    evaluation.averages = facts_of(babylm_averages(evaluation))
+    if out is not None:
+        write(scores_report(evaluation), out, "results", ("md",) if evaluation.runs else ("html", "md"))
+        if evaluation.runs:
+            write(dynamics_report(evaluation), out, "dynamics")
+    return evaluation
 
 
 eval = evaluate
@@ -92,50 +109,6 @@ def open_to_score(models: Names, **options: Any) -> list[OpenedModel]:
         model.check_with_tokenizer()
         _ = model.sha256  # of the files as they are now
     return opened
-
-
-def evaluate_opened(
-    opened_models: Callable[[], Sequence[OpenedModel]],
-    tasks: str | Sequence[str],
-    *,
-    data: StrPath | None = None,
-    data_of: Mapping[str, StrPath] | None = None,
-    harness: str | Sequence[str] = (),
-    harness_tasks: StrPath | None = None,
-    harness_shots: int | None = None,
-    settings: Settings | None = None,
-    out: StrPath | None = None,
-    device: str = "auto",
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    draws: bool = False,
-) -> Evaluation:
-    """The same for models that are opened by a function, once every task has been; `draws` if figures are to be drawn.
-
-    A model need not be a folder: it is what its `load` gives, and its hash says which one it is.
-    """
-    settings = settings or Settings()
-    names = [tasks] if isinstance(tasks, str) else list(tasks)
-    opened = _open_tasks(names, settings, data, data_of or {}, bool(harness))
-    opened += _open_harness_tasks([harness] if isinstance(harness, str) else harness, harness_tasks, harness_shots)
-    _check_settings(opened, settings)
-    device = choose_device(device)
-    if dtype not in DTYPES:
-        raise BraidError(f"scores are computed in {' or '.join(DTYPES)}, not in {dtype}")
-    if out is not None:
-        check_out(out, "braid eval", "results.json", CACHE, draws=draws)
-    folders = opened_models()
-    check_runs([task.name for task in opened if task.name in TASKS], folders)
-    cache = None if out is None else ResultCache(Path(out))
-    results = [_model_results(folder, opened, settings, cache, device, dtype) for folder in folders]
-    evaluation = Evaluation(results, {task.name: task.facts(settings) for task in opened}, dtype, versions())
-    evaluation.over_runs = run_scores({task.name: task.data for task in opened}, evaluation.runs)
-    evaluation.verdicts = compare_best(evaluation.models)
-    evaluation.averages = facts_of(babylm_averages(evaluation))
-    if out is not None:
-        write(scores_report(evaluation), out, "results", ("md",) if evaluation.runs else ("html", "md"))
-        if evaluation.runs:
-            write(dynamics_report(evaluation), out, "dynamics")
-    return evaluation
 
 
 @dataclass(frozen=True)
@@ -160,6 +133,18 @@ class _OpenedTask:
 
 
 @runtime_checkable
+class RunTask(Protocol):
+    """Open data of a task with `scores_runs = True`, which scores a run over all of its checkpoints.
+
+    The results of `evaluate` are cached as any others are, so that a run that goes on is scored again without measuring
+    its older checkpoints twice.
+    """
+
+    def score_run(self, task: str, checkpoints: Sequence[ModelResults]) -> TaskResult:
+        """One run's result, from the results of its checkpoints."""
+
+
+@runtime_checkable
 class ChecksSettings(Protocol):
     """Open data of a task that may refuse settings, before anything is scored."""
 
@@ -179,23 +164,15 @@ def _check_settings(tasks: Sequence[_OpenedTask], settings: Settings) -> None:
 
 
 def _open_tasks(
-    names: list[str],
-    settings: Settings,
-    root: StrPath | None,
-    own: Mapping[str, StrPath],
-    may_be_none: bool = False,
+    names: Sequence[str], settings: Settings, root: StrPath | None, own: Mapping[str, StrPath]
 ) -> list[_OpenedTask]:
-    if not names and not may_be_none:
-        raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
     names = expand(names)
-    for name in names:
-        TASKS[name]  # raises an error that suggests the nearest name
-    return [_open_task(name, TASKS[name], path, settings) for name, path in find_data(names, root, own).items()]
-
-
-def _open_task(name: str, task: type[Task], path: Path, settings: Settings) -> _OpenedTask:
-    about = {key: getattr(task, key) for key in ("description", "metric", "licence", "version")}
-    return _OpenedTask(name, path, task().open_with(path, settings), about, task.uses)
+    tasks = {name: TASKS[name] for name in names}  # an unknown name is an error that suggests the nearest
+    opened = []
+    for name, path in find_data(names, root, own).items():
+        about = {key: getattr(tasks[name], key) for key in ("description", "metric", "licence", "version")}
+        opened.append(_OpenedTask(name, path, tasks[name]().open_with(path, settings), about, tasks[name].uses))
+    return opened
 
 
 def _open_harness_tasks(names: Sequence[str], folder: StrPath | None, shots: int | None) -> list[_OpenedTask]:
@@ -228,7 +205,7 @@ def _model_results(
             **({} if folder.without is None else {"without": folder.without}),
             **task.settings(settings),
         }
-        result = cache.find(key) if cache is not None else None
+        result = None if cache is None else cache.find(key)
         if result is None:
             if model is None:
                 scorer = Scorer(folder.load(device), dtype=DTYPES[dtype])
@@ -253,3 +230,27 @@ def _evaluate_task(folder: OpenedModel, task: _OpenedTask, model: EvaluatedModel
             return task.data.evaluate(task.name, model, advance)
         except BraidError as error:
             raise BraidError(error.what, f"{folder.folder}, {task.name}", error.todo) from error
+
+
+def check_runs(tasks: Sequence[str], folders: Sequence[OpenedModel]) -> None:
+    """Refuse tasks of runs for single models, and for runs with too few checkpoints or unknown amounts of training."""
+    run_tasks = [name for name in tasks if TASKS[name].scores_runs]
+    if not run_tasks:
+        return
+    if any(folder.run is None for folder in folders):
+        raise BraidError(
+            f"'{run_tasks[0]}' judges a run by all of its checkpoints",
+            todo="Give run folders, or folders of checkpoints, and --all-checkpoints (all_checkpoints=True).",
+        )
+    for run, count in Counter(folder.run for folder in folders).items():
+        if count < MIN_CHECKPOINTS:
+            raise BraidError(
+                f"'{run_tasks[0]}' needs {MIN_CHECKPOINTS} checkpoints or more, and there are {count}", run
+            )
+    for folder in folders:
+        if not folder.words:
+            raise BraidError(
+                "this checkpoint does not say on how many words it was trained",
+                str(folder.folder),
+                "Name checkpoints as the BabyLM challenge does: chck_1M, chck_2M, ...",
+            )

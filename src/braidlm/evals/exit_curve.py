@@ -8,7 +8,7 @@ from braidlm.core.decoding.exits import leave_after
 from braidlm.core.errors import BraidError
 from braidlm.core.report.report import Report
 from braidlm.core.report.write import check_drawing, write
-from braidlm.evals.evaluate import evaluate_opened, open_to_score
+from braidlm.evals.evaluate import evaluate, open_to_score
 from braidlm.evals.reports.curves import Curves, Point
 from braidlm.model.layer_skip import check_exit, exit_layers
 from braidlm.opening.braid import OpenedBraid
@@ -73,7 +73,7 @@ def exit_curve(
                 curves.points.append(ExitPoint(model.name, left_early.name, layer))
         return opened
 
-    scored = evaluate_opened(open_exits, tasks, out=out, **evaluation)
+    scored = evaluate(open_exits, tasks, out=out, **evaluation)
     curves.score(scored)
     if out is not None:
         write(curves.whole_report(), out, curves.name)

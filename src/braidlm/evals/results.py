@@ -72,7 +72,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The best model of a task compared with the next (`statistics/significance.py`)."""
+    """The best model of a task compared with the next (`statistics.py`)."""
 
     best: str
     next: str

@@ -9,7 +9,7 @@ from braidlm.data.corpora.stories.generator import pronoun_pairs
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import validation_windows
 from braidlm.evals.formats.held_out_text import bits_per_byte
-from braidlm.evals.formats.pronouns import pronoun_accuracy
+from braidlm.evals.formats.options import pronoun_accuracy
 from braidlm.evals.scoring.ngrams import fit_ngrams
 from braidlm.serving.generate import Continuation, generate
 from braidlm.studies.decoding import load_study

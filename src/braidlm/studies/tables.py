@@ -5,7 +5,7 @@ from statistics import mean
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
 from braidlm.core.report.table import Table
-from braidlm.evals.babylm.published import column_mean, published_rows
+from braidlm.evals.babylm.averages import column_mean, published_rows
 from braidlm.studies.models import Kind
 from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
 

@@ -8,9 +8,9 @@ from braidlm.core.errors import BraidError
 from braidlm.evals.evaluate import evaluate
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.results import Evaluation
-from braidlm.evals.suites import expand
 from braidlm.evals.task_data import VARIABLE, find_data
 from braidlm.evals.tasks import TASKS
+from braidlm.evals.tasks.task import expand
 
 FOLDER = "tasks"
 """In the study's folder."""

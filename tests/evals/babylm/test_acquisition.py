@@ -14,11 +14,10 @@ import pytest
 import braidlm
 from braidlm.core.errors import BraidError
 from braidlm.evals.babylm.acquisition import AGES, read_acquisition
+from braidlm.evals.babylm.curves import child_age, least_squares, model_age, sigmoid
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.results import ModelResults, TaskResult
 from braidlm.evals.scoring.scorer import Scorer
-from braidlm.evals.statistics.least_squares import least_squares
-from braidlm.evals.statistics.sigmoids import child_age, model_age, sigmoid
 from tests.evals.babylm_plain import fast, gpt2, phrase_sum, small_tokenizer
 from tests.outcome import Outcome
 

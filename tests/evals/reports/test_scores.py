@@ -19,7 +19,7 @@ from braidlm.evals.babylm.averages import averages, babylm_average, facts_of
 from braidlm.evals.reports.dynamics_report import dynamics_report
 from braidlm.evals.reports.scores import explanations, long_table, score_table, scores_report
 from braidlm.evals.results import Evaluation, ModelResults, Part, ResultCache, TaskResult
-from braidlm.evals.statistics.significance import compare_best
+from braidlm.evals.statistics import compare_best
 from tests.outcome import Outcome
 
 FACTS = {"description": "What | it is", "metric": "accuracy, %", "licence": "MIT", "version": 3, "count": 1200}

@@ -20,23 +20,21 @@ import numpy as np
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.evals.babylm.curves import child_age, model_age
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.files.text_files import TextFile, files_of, sha256_of_files
+from braidlm.evals.files.rows import TextFile, files_of, sha256_of_files
 from braidlm.evals.results import ModelResults, TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
-from braidlm.evals.scoring.requests import requests_for
+from braidlm.evals.scoring.requests import requests_for, too_long
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
-from braidlm.evals.scoring.windows import too_long
-from braidlm.evals.statistics.from_scipy import check_scipy, pearson
-from braidlm.evals.statistics.sigmoids import child_age, model_age
-from braidlm.evals.statistics.standard_errors import pearson_error
+from braidlm.evals.statistics import check_scipy, pearson, pearson_error
 from braidlm.opening.names import words_in_name
 
 CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
 AGES = tuple(range(16, 31))
 """Months, the columns of the children's table."""
 MIN_WORDS = 3
-"""With fewer there is no correlation; the pipeline gives 0."""
+"""Fewer words have no correlation; the pipeline gives 0."""
 
 
 @dataclass

@@ -9,12 +9,11 @@ Two definitions are in use, and differ by several points:
   challenge's baselines there come out to 0.05 without AoA; the paper's own rows, and its averages with AoA, do not.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from braidlm.evals.babylm.conventions import AOA, GLUE
-from braidlm.evals.babylm.published import GLUE_COLUMNS
 from braidlm.evals.results import Evaluation, TaskResult
 
 ONE_OF = {
@@ -36,6 +35,22 @@ COLUMNS = {
     "COMPS": ("comps",),
     "Reading": READING,
 }
+GLUE_COLUMNS = dict(zip(GLUE, ("BoolQ", "MNLI", "MRPC", "MultiRC", "QQP", "RTE", "WSC"), strict=True))
+"""The column of each task with fine-tuning."""
+PUBLISHED = (*COLUMNS, *GLUE_COLUMNS.values())
+ROWS = {
+    "GPT-2 28M (MoEP)": (59.70, 57.85, 13.15, 36.00, 51.20, 6.40, 67.50, 49.10, 69.60, 66.70, 71.55, 62.60, 63.45),
+    "MoEP": (59.15, 50.20, 35.65, 33.00, 50.70, 6.70, 66.20, 48.10, 70.10, 64.50, 70.75, 62.60, 67.30),
+    "MoEP-SwiGLU": (60.35, 49.50, 17.10, 36.50, 51.35, 6.60, 66.30, 48.30, 70.60, 67.25, 69.40, 54.70, 61.55),
+    "GPT-2 (BabyLM)": (61.75, 49.90, 13.90, 30.55, 51.70, 6.50, 52.10, 33.10, 67.60, 57.50, 63.60, 56.10, 61.50),
+    "GPT-BERT causal": (67.45, 49.50, 34.60, 36.05, 52.80, 6.70, 68.10, 46.90, 74.50, 68.30, 76.70, 56.10, 65.40),
+    "GPT-BERT focus-causal": (62.35, 49.50, 31.10, 32.70, 52.90, 6.50, 67.60, 51.80, 78.90, 67.40, 77.40, 57.60, 61.50),
+    "GPT-BERT mixed-causal": (65.60, 50.20, 25.40, 48.50, 25.00, 6.40, 66.70, 53.30, 77.50, 67.00, 76.60, 55.40, 63.50),
+}
+"""Table 1 of the MoEP paper: the scores of models of the strict-small track, to stand beside others.
+
+They were trained on the challenge's own corpus. The tasks with fine-tuning are accuracies. Age of acquisition is left
+out: only some rows have it."""
 SHARED = {*ONE_OF, *READING} - {"comps"}
 """Benchmarks of both the fast and the full evaluation: a table shows no average without one of them."""
 KINDS = {
@@ -55,9 +70,9 @@ class BabylmAverage:
     by_column: float | None
     by_column_with_aoa: float | None
     scores: dict[str, float] = field(default_factory=dict)
-    """Of each benchmark, GLUE's tasks by their own names."""
+    """The score of each benchmark, GLUE's tasks by their own names."""
     columns: dict[str, float] = field(default_factory=dict)
-    """The same by the columns of the MoEP paper's Table 1."""
+    """The scores by the columns of the MoEP paper's Table 1."""
     missing: list[str] = field(default_factory=list)
     """Benchmarks that are not in the averages: averages over different benchmarks are not comparable."""
 
@@ -69,7 +84,7 @@ class Average:
     label: str
     note: str
     scores: dict[str, float]
-    """By model."""
+    """The average of each model."""
 
 
 def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = None) -> BabylmAverage:
@@ -98,7 +113,7 @@ def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = N
 
 
 def babylm_averages(evaluation: Evaluation) -> dict[str, BabylmAverage]:
-    """Of every model that was evaluated on several BabyLM tasks, by its name."""
+    """The averages of every model that was evaluated on several BabyLM tasks."""
     tasks = {name for names in ONE_OF.values() for name in names} | {"reading", *GLUE}
     averages = {}
     for model in evaluation.models:
@@ -120,7 +135,7 @@ def _rounded(value: Any) -> Any:
 
 
 def averages(evaluation: Evaluation) -> list[Average]:
-    """Those that a table shows; the note names the missing benchmarks, since such averages are not comparable."""
+    """The averages that a table shows; the note names missing benchmarks, without which they are not comparable."""
     complete = {name: facts for name, facts in evaluation.averages.items() if set(facts["scores"]) >= SHARED}
     shown = []
     for kind, (label, note) in KINDS.items():
@@ -154,3 +169,14 @@ def _accuracy(result: TaskResult) -> float:
 
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def published_rows(columns: Iterable[str]) -> dict[str, dict[str, float]]:
+    """The rows of the paper's table, of these columns alone."""
+    wanted = [column for column in PUBLISHED if column in set(columns)]
+    return {name: {one: dict(zip(PUBLISHED, row, strict=True))[one] for one in wanted} for name, row in ROWS.items()}
+
+
+def column_mean(row: Mapping[str, float]) -> float:
+    """The macro average of a row: every column counts once."""
+    return sum(row.values()) / len(row)

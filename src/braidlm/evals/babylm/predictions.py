@@ -7,13 +7,14 @@ OUT/MODEL/main/zero_shot/causal/AoA_word/surprisal.json
 OUT/MODEL/main/braid.json, chck_1M/braid.json                                the model's hash; fast scores
 OUT/MODEL/all_full_preds_and_fast_scores_causal.json                         what it writes, and what is submitted
 
-A finished model and the checkpoints of its run are often evaluated separately. Predictions of one evaluation are added
-to those in the folder, if they are of the same model. The pipeline's files of EWoK hold the chosen sentences, so plain
-text of EWoK: they are written only with `ewok_text`.
+A finished model and the checkpoints of its run are often evaluated separately: predictions of one evaluation are added
+to those in the folder, if they are of the same model, and the file to submit is made from the folder. The pipeline's
+files of EWoK hold the chosen sentences, so plain text of EWoK: they are written only with `ewok_text`.
 """
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +23,23 @@ from typing import Any
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_text
 from braidlm.core.reading import read_json
-from braidlm.evals.babylm.collation import COLLATED, MAIN, OURS, collate, missing_entries, zero_shot
 from braidlm.evals.babylm.conventions import AOA, FAST, FULL, GLUE
-from braidlm.evals.formats.ranked_options import predictions_by_set
+from braidlm.evals.formats.options import predictions_by_set
 from braidlm.evals.results import Evaluation, ModelResults, TaskResult
-from braidlm.evals.suites import expand
 from braidlm.evals.tasks import TASKS, OpenTask
+from braidlm.evals.tasks.task import expand
+from braidlm.opening.names import words_in_name
 
 PLAIN_TEXT_TASKS = ("ewok", "ewok_fast")
+MAIN, BACKEND = "main", "causal"
+COLLATED = f"all_full_preds_and_fast_scores_{BACKEND}.json"
+OURS = "braid.json"
+CHECKPOINTS = tuple(f"chck_{millions}M" for millions in (*range(1, 10), *range(10, 101, 10)))
+"""The checkpoints that the strict-small track requires; the other tracks require more after them."""
+PIPELINE = "591121d1758efc535237d8f320b298eada1040dc"
+"""The revision of github.com/babylm/evaluation-pipeline-2025 whose collation these files are for."""
+AOA_ROWS = 8005
+"""The surprisals of each checkpoint that it requires; earlier revisions left out words with fewer than 20 contexts."""
 
 
 @dataclass
@@ -38,12 +48,17 @@ class WrittenFiles:
 
     files: list[Path] = field(default_factory=list)
     missing: dict[str, list[str]] = field(default_factory=dict)
-    """By model: benchmarks that are not in its collated file."""
+    """The benchmarks that are not in the collated file of each model."""
 
     @property
     def collated(self) -> list[Path]:
         """The files to submit, one for each model."""
         return [path for path in self.files if path.name == COLLATED]
+
+    def write(self, path: Path, facts: Mapping[str, Any]) -> None:
+        # The first word of a sentence has no word before it, whose surprisal is NaN, as in the pipeline's files.
+        write_text(path, json.dumps(facts))
+        self.files.append(path)
 
 
 def check_babylm_tasks(names: Sequence[str], all_checkpoints: bool) -> None:
@@ -67,24 +82,29 @@ def write_babylm_results(
     All predictions of one name go into one folder, also those of earlier evaluations.
     """
     written = WrittenFiles()
-    names: list[str] = []
+    folders: dict[str, Path] = {}
+
+    def folder_of(name: str) -> Path:
+        file_name = name.replace("/", "-")
+        return folders.setdefault(file_name, Path(out) / file_name)
+
     all_evaluations = [evaluations] if isinstance(evaluations, Evaluation) else evaluations
     opened = [(evaluation, _TaskData(evaluation)) for evaluation in all_evaluations]
     for evaluation, data in opened:
         for model in evaluation.models:
-            name = _file_name(model.run or model.name)
-            names.append(name)
-            _write_model(data, model, Path(out) / name, written, ewok_text)
+            _write_model(data, model, folder_of(model.run or model.name), written, ewok_text)
     for evaluation, data in opened:  # after all models, whose outdated predictions have been deleted by now
         for run, results in evaluation.over_runs.items():
             if AOA in results:
-                record = _surprisals(data.of(AOA), run, evaluation.runs[run])
-                path = zero_shot(Path(out) / _file_name(run), MAIN) / "AoA_word" / "surprisal.json"
-                written.files.append(_write(path, record))
-    for name in dict.fromkeys(names):
-        collated = collate(Path(out) / name)
-        written.files.append(_write(Path(out) / name / COLLATED, collated))
-        written.missing[name] = missing_entries(Path(out) / name, collated)
+                checkpoints = evaluation.runs[run]
+                count = len(checkpoints)
+                about = {"model_name": run, "use_bos_only": False, "total_steps": count, "completed_steps": count}
+                facts = {"metadata": about, "results": data.of(AOA).records(AOA, checkpoints)}
+                written.write(zero_shot(folder_of(run), MAIN) / "AoA_word" / "surprisal.json", facts)
+    for name, folder in folders.items():
+        collated = collate(folder)
+        written.write(folder / COLLATED, collated)
+        written.missing[name] = missing_entries(folder, collated)
     return written
 
 
@@ -97,12 +117,10 @@ class _TaskData:
 
     def of(self, task: str) -> Any:
         if task not in self._open:
-            data = TASKS[task]().open(Path(self.facts[task]["data"]))
-            if data.sha256 != self.facts[task]["sha256"]:
-                raise BraidError(
-                    "this data is not what was evaluated", str(self.facts[task]["data"]), "Evaluate again."
-                )
-            self._open[task] = data
+            path = self.facts[task]["data"]
+            self._open[task] = TASKS[task]().open(Path(path))
+            if self._open[task].sha256 != self.facts[task]["sha256"]:
+                raise BraidError("this data is not what was evaluated", str(path), "Evaluate again.")
         return self._open[task]
 
 
@@ -112,17 +130,17 @@ def _write_model(opened: _TaskData, model: ModelResults, folder: Path, written: 
     record = _record(folder / revision, model.sha256)
     for task, result in model.tasks.items():
         if task in kinds and (ewok_text or task not in PLAIN_TEXT_TASKS):
-            path = zero_shot(folder, revision) / kinds[task][1] / "predictions.json"
             _check_items(result)
-            written.files.append(_write(path, opened.of(task).predictions(result)))
+            path = zero_shot(folder, revision) / kinds[task][1] / "predictions.json"
+            written.write(path, opened.of(task).predictions(result))
         elif task in GLUE and model.run is None:
             _check_items(result)
             labels = [int(label) for label in result.items[GLUE[task]]]
             path = folder / revision / "finetune" / GLUE[task] / "predictions.json"
-            written.files.append(_write(path, predictions_by_set(labels, [GLUE[task]] * len(labels))))
+            written.write(path, predictions_by_set(labels, [GLUE[task]] * len(labels)))
         if model.run is not None and task in FAST:
             record["fast_scores"][FAST[task][0]] = _shares(task, result)
-    written.files.append(_write(folder / revision / OURS, record))
+    written.write(folder / revision / OURS, record)
 
 
 def _record(folder: Path, sha256: str) -> dict[str, Any]:
@@ -137,32 +155,56 @@ def _record(folder: Path, sha256: str) -> dict[str, Any]:
 
 def _check_items(result: TaskResult) -> None:
     if not result.items:
-        raise BraidError(
-            f"the answers of '{result.task}' were not kept",
-            todo="Delete the folder `kept` of the evaluation and evaluate again.",
-        )
+        todo = "Delete the folder `kept` of the evaluation and evaluate again."
+        raise BraidError(f"the answers of '{result.task}' were not kept", todo=todo)
 
 
 def _shares(task: str, result: TaskResult) -> dict[str, float]:
     """A checkpoint's scores as the pipeline collates them: shares, not percentages."""
     if task == "reading":
         return {"spr": result.parts["self_paced"].score / 100, "rt": result.parts["eye_tracking"].score / 100}
-    if not result.parts:
-        return {task: result.score / 100}
-    return {name: part.score / 100 for name, part in result.parts.items()}
+    scores = {name: part.score for name, part in result.parts.items()} or {task: result.score}
+    return {name: score / 100 for name, score in scores.items()}
 
 
-def _surprisals(data: Any, run: str, checkpoints: Sequence[ModelResults]) -> dict[str, Any]:
-    count = len(checkpoints)
-    about = {"model_name": run, "use_bos_only": False, "total_steps": count, "completed_steps": count}
-    return {"metadata": about, "results": data.records(AOA, checkpoints)}
+def zero_shot(folder: Path, revision: str) -> Path:
+    """The pipeline's folder of predictions without fine-tuning."""
+    return folder / revision / "zero_shot" / BACKEND
 
 
-def _write(path: Path, facts: Mapping[str, Any]) -> Path:
-    # The first word of a sentence has no word before it, whose surprisal is NaN, as in the pipeline's files.
-    write_text(path, json.dumps(facts))
-    return path
+def collate(folder: Path) -> dict[str, Any]:
+    """All predictions of one model in its folder, as `collate_preds` of the pipeline collects them.
+
+    Only the scores of checkpoints are read from `braid.json`, where the pipeline computes them again.
+    """
+    main = zero_shot(folder, MAIN)
+    paths = {key: main / subfolder / "predictions.json" for key, subfolder in FULL.values()}
+    paths[AOA] = main / "AoA_word" / "surprisal.json"
+    collated: dict[str, Any] = {key: read_json(path) for key, path in paths.items() if path.is_file()}
+    collated["glue"] = {}
+    for task in GLUE.values():
+        path = folder / MAIN / "finetune" / task / "predictions.json"
+        collated["glue"] |= read_json(path) if path.is_file() else {}
+    collated["fast_eval_results"] = {}
+    for scores in _checkpoints(folder).values():
+        for key, shares in scores.items():
+            collated["fast_eval_results"].setdefault(key, []).append(shares)
+    return collated
 
 
-def _file_name(name: str) -> str:
-    return name.replace("/", "-")
+def missing_entries(folder: Path, collated: dict[str, Any]) -> list[str]:
+    """The tasks that the leaderboard requires for the strict-small track, and the folder does not have."""
+    missing = [task for task, (key, _) in FULL.items() if key not in collated]
+    surprisals = Counter(row["step"] for row in collated.get(AOA, {"results": []})["results"])
+    missing += [] if surprisals == dict.fromkeys(CHECKPOINTS, AOA_ROWS) else [AOA]
+    missing += [task for task, key in GLUE.items() if key not in collated["glue"]]
+    keys = {key for key, _ in FAST.values()}
+    complete = {name for name, scores in _checkpoints(folder).items() if keys <= set(scores)}
+    return missing + [f"checkpoint {name}" for name in CHECKPOINTS if name not in complete]
+
+
+def _checkpoints(folder: Path) -> dict[str, dict[str, Any]]:
+    """The fast scores of each checkpoint, in the order of training."""
+    scores = {path.parent.name: read_json(path)["fast_scores"] for path in folder.glob(f"*/{OURS}")}
+    ordered = sorted(scores, key=lambda name: (words_in_name(name) or 0, name))
+    return {name: scores[name] for name in ordered if scores[name]}

@@ -9,13 +9,17 @@ sentences its surprisal given its context, added to a regression of reading time
 
 A word is encoded **without the space before it**, as the pipeline does: "Check whether tokenizer adds a whitespace",
 its source says. With a tokenizer that does not, it scores "Arthur placedthe", and gains shrink. That is the score here
-too, since it is the one that others report; the gains of words with their space are given beside it (`also`).
+too, since it is the one that others report; the gains of words with their space are given beside it (`also`). For each
+further token of a word the text of the context with all tokens before it is encoded again, and so is the token's text,
+whose first token is predicted: where tokens merge differently in context, the numbers are the pipeline's.
 """
 
 import csv
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +27,14 @@ import numpy as np
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.evals.babylm.word_surprisal import WordRequests, word_requests
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.files.text_files import files_of, sha256_of_files
-from braidlm.evals.formats.task_items import TaskItems
+from braidlm.evals.files.rows import files_of, sha256_of_files
+from braidlm.evals.formats.options import TaskItems
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
+from braidlm.evals.scoring.requests import BATCH, Request, consecutive_ranges, strip_final_specials, too_long
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
-from braidlm.evals.statistics.regression import gain
-from braidlm.evals.statistics.standard_errors import Table, jackknife_error
+from braidlm.evals.statistics import Table, jackknife_error
 
 EYE_TRACKING = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")
 SELF_PACED = "self_paced_reading_time"
@@ -51,17 +54,42 @@ class Word:
     before: tuple[str, str] | None
 
 
+def word_requests(tokenizer: BraidTokenizer, words: Sequence[tuple[str, str]]) -> tuple[list[Request], np.ndarray]:
+    """A request for every token of words given as (context, word), and [requests] the index of the token's word."""
+    texts: list[str] = []
+    targets: list[int] = []
+    owners: list[int] = []
+    encoded = tokenizer.encode_batch([word for _, word in words])
+    for index, ((text, word), tokens) in enumerate(zip(words, encoded, strict=True)):
+        if not tokens:
+            raise BraidError(f"the tokenizer has no token for the word '{word}'")
+        for at, token in enumerate(tokens):
+            decoded = tokenizer.decode([token])
+            texts.append(text)
+            # A token without a text, part of a character, is itself.
+            targets.append(token if at == 0 else (tokenizer.encode(decoded) or [token])[0])
+            owners.append(index)
+            text += decoded
+    contexts: list[list[int]] = []
+    for start in range(0, len(texts), BATCH):
+        encodings = tokenizer.backend.encode_batch(texts[start : start + BATCH])
+        contexts += [strip_final_specials(encoding, keep=1) for encoding in encodings]
+    requests = [Request([*ids, target], max(1, len(ids))) for ids, target in zip(contexts, targets, strict=True)]
+    return requests, np.array(owners)
+
+
 @dataclass
 class ReadingTimes(TaskItems[Word]):
     """All words, read and checked."""
 
     table: Table
     sentences: np.ndarray
-    """[words] which sentence each is of."""
+    """[words] the sentence of each."""
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """The mean of the gains for eye tracking and for self-paced reading; each is a part."""
         surprisal, before = self.surprisals(model, advance)
+        requests, owners, _ = self._prepare(model.scorer, model.tokenizer, "")
         table = {**self.table, "surprisal": surprisal, "before": before}
         gains = {name: gain(table, name, BASE, "surprisal") for name in EYE_TRACKING}
         eyes, paced = float(np.mean(list(gains.values()))), self_paced(table)
@@ -86,7 +114,7 @@ class ReadingTimes(TaskItems[Word]):
                 **{name: Part(value, self.count) for name, value in gains.items()},
             },
             also=also,
-            notes=self._prepare(model.scorer, model.tokenizer, "")[0].too_long(model.scorer.context),
+            notes=too_long(requests, model.scorer.context, consecutive_ranges(np.bincount(owners).tolist())),
             items={
                 "surprisal": surprisal.tolist(),
                 "before": [None if math.isnan(value) else value for value in before.tolist()],
@@ -97,19 +125,21 @@ class ReadingTimes(TaskItems[Word]):
         self, model: EvaluatedModel, advance: ProgressCallback | None = None, space: str = ""
     ) -> tuple[np.ndarray, np.ndarray]:
         """[words] in nats, and those of the words before; NaN where there is no such word."""
-        requests, trees = self._prepare(model.scorer, model.tokenizer, space)
-        surprisals = requests.surprisals(model.scorer.score_trees(trees, advance).sums)
+        _, owners, trees = self._prepare(model.scorer, model.tokenizer, space)
+        surprisals = np.bincount(owners, weights=-model.scorer.score_trees(trees, advance).sums)
         before = np.full(self.count, np.nan)
         before[[word.before is not None for word in self.items]] = surprisals[self.count :]
         return surprisals[: self.count], before
 
     @cached_per_tokenizer
-    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, space: str) -> tuple[WordRequests, PrefixTrees]:
-        """Requests of all words and those before them."""
+    def _prepare(
+        self, scorer: Scorer, tokenizer: BraidTokenizer, space: str
+    ) -> tuple[list[Request], np.ndarray, PrefixTrees]:
+        """The requests of all words and of the words before them."""
         words = [(word.context, word.word) for word in self.items]
         words += [word.before for word in self.items if word.before is not None]
-        requests = word_requests(tokenizer, [(context, space + word) for context, word in words])
-        return requests, scorer.build_trees(requests.requests)
+        requests, owners = word_requests(tokenizer, [(context, space + word) for context, word in words])
+        return requests, owners, scorer.build_trees(requests)
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """Surprisals as the BabyLM pipeline writes them."""
@@ -132,7 +162,7 @@ def self_paced(table: Table) -> float:
 
 
 def reading_score(table: Table) -> float:
-    """The mean of both."""
+    """The mean of the gains for eye tracking and for self-paced reading."""
     return (eye_tracking(table) + self_paced(table)) / 2
 
 
@@ -172,3 +202,35 @@ def _number(row: dict[str, str], name: str, where: str) -> float:
         return float(value)
     except ValueError:
         raise BraidError(f"'{name}' is to be a number, not '{value}'", where) from None
+
+
+def with_interactions(table: Table, names: Sequence[str]) -> list[np.ndarray]:
+    """The columns of these names, and the products of every two of them."""
+    return [*(table[name] for name in names), *(table[a] * table[b] for a, b in combinations(names, 2))]
+
+
+def r_squared(columns: Sequence[np.ndarray], target: np.ndarray) -> float:
+    """R2 of a regression with an intercept."""
+    x = np.column_stack(columns)
+    x = x - x.mean(0)
+    spread = x.std(0)
+    x = x / np.where(spread > 0, spread, 1.0)  # the same R2, and better conditioned
+    y = target - target.mean()
+    weights = np.linalg.lstsq(x.T @ x, x.T @ y, rcond=None)[0]
+    residual = y - x @ weights
+    return 1 - float(residual @ residual) / float(y @ y)
+
+
+def gain(table: Table, target: str, base: Sequence[str], predictor: str) -> float:
+    """The percentage of the variance unexplained by the baseline that the predictor explains.
+
+    Rows with a missing number are left out of each regression that needs the number.
+    """
+    values = []
+    for extra in ([], [predictor]):
+        complete = ~np.isnan(np.column_stack([table[name] for name in (target, *base, *extra)])).any(1)
+        rows = {name: column[complete] for name, column in table.items()}
+        columns = [*with_interactions(rows, base), *(rows[name] for name in extra)]
+        values.append(r_squared(columns, rows[target]))
+    baseline, extended = values
+    return 100 * (extended - baseline) / (1 - baseline)

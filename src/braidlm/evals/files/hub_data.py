@@ -46,7 +46,9 @@ def fetch_from_hub(name: str, default: HubSource | None, root: Path) -> Path:
     folder_name = Path(source.name).name if is_local else source.name.replace("/", "--")
     folder = root / FOLDER / "@".join(filter(None, (folder_name, source.revision)))
     if default.sets:
-        return _sets(source, folder / ALL, is_local)
+        if is_local or not (folder / ALL).is_dir():
+            _write_sets(source, folder / ALL)
+        return folder / ALL
     folder /= default.config or "default"
     files = {split: folder / f"{split}.jsonl" for split in source.splits}
     if is_local or not all(file.exists() for file in files.values()):
@@ -55,16 +57,14 @@ def fetch_from_hub(name: str, default: HubSource | None, root: Path) -> Path:
     return folder
 
 
-def _sets(source: HubSource, folder: Path, reload: bool) -> Path:
-    """A file for each configuration; written atomically, so that an interrupted download leaves nothing behind."""
-    if reload or not folder.is_dir():
-        where, split = PREFIX + source.name, source.splits[0]
-        configs = _configs(source, where)
-        with atomic_folder(folder, replace=True) as part:
-            for config in configs:
-                rows = _load(replace(source, config=config, splits=(split,)), where)[split]
-                _write_rows(part / f"{config}.jsonl", rows)
-    return folder
+def _write_sets(source: HubSource, folder: Path) -> None:
+    """Write a file for each configuration; atomically, so that an interrupted download leaves nothing behind."""
+    where, split = PREFIX + source.name, source.splits[0]
+    configs = _configs(source, where)
+    with atomic_folder(folder, replace=True) as part:
+        for config in configs:
+            rows = _load(replace(source, config=config, splits=(split,)), where)[split]
+            _write_rows(part / f"{config}.jsonl", rows)
 
 
 def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -95,9 +95,8 @@ def _configs(source: HubSource, where: str) -> list[str]:
     try:
         from datasets import get_dataset_config_names
     except ImportError:
-        raise BraidError(
-            "reading a Hub data set needs the package 'datasets'", where, "`pip install 'braidlm[data]'`"
-        ) from None
+        todo = "`pip install 'braidlm[data]'`"
+        raise BraidError("reading a Hub data set needs the package 'datasets'", where, todo) from None
     with _explained(source, where):
         return list(get_dataset_config_names(_name(source), revision=source.revision))
 

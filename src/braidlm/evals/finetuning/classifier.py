@@ -3,15 +3,24 @@
 Texts are padded on the right and attention is causal, so that no mask is needed: the hidden state of the last token is
 what it would be without padding. The members of an average answer apart, each by its own part of the head, as they
 predict tokens apart: each is trained on its own loss, and their probabilities are averaged.
+
+Special tokens around and between two texts are the tokenizer's; those of `braid prepare`, and GPT-2's, add none. Of two
+texts that are too long together the longer is truncated first, as with tokenizers of transformers.
 """
 
 import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.evals.scoring.requests import BATCH
 from braidlm.kernels.lower import replace_parts
 from braidlm.model.modeling_braid import BraidForSequenceClassification
 from braidlm.model.paths.average import AverageHead
@@ -85,3 +94,38 @@ def member_outputs(model: Any, ids: Tensor, last_positions: Tensor) -> tuple[Ten
         return outputs, 0.0
     real = torch.arange(ids.shape[1], device=ids.device) <= last_positions[:, None]
     return outputs, model.routing_loss_in_training(body.routings, hidden, real)
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Texts as tokens, padded on the right, on the device."""
+
+    ids: Tensor
+    """[texts, max length]."""
+    lengths: np.ndarray
+    """[texts] tokens without padding, at least one."""
+    last_positions: Tensor
+    """[texts] the position of the last token."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def encode(
+    tokenizer: BraidTokenizer, texts: Sequence[tuple[str, str | None]], max_length: int, device: torch.device
+) -> EncodedTexts:
+    """Texts, or pairs of texts, as tokens, truncated to `max_length`."""
+    backend = Tokenizer.from_str(tokenizer.backend.to_str())
+    backend.enable_truncation(max_length)
+    placeholder = [tokenizer.eos_id or 0]  # a text may be empty after normalisation
+    inputs = [first if second is None else (first, second) for first, second in texts]
+    rows = [
+        encoding.ids or placeholder
+        for start in range(0, len(inputs), BATCH)
+        for encoding in backend.encode_batch_fast(inputs[start : start + BATCH])
+    ]
+    lengths = np.array([len(row) for row in rows])
+    ids = np.zeros((len(rows), int(lengths.max())), dtype=np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    return EncodedTexts(torch.from_numpy(ids).to(device), lengths, torch.from_numpy(lengths - 1).to(device))

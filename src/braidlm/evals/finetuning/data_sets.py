@@ -1,18 +1,25 @@
-"""The labelled data sets: their texts, labels, metrics and files.
+"""The labelled data sets (`data_sets.yaml`): their texts, labels and files, and their metrics in percent.
 
-Texts are composed as in the BabyLM pipeline of 2025 (`evaluation_pipeline/finetune/dataset.py`).
+Texts are composed as in the BabyLM pipeline of 2025 (`evaluation_pipeline/finetune/dataset.py`). Each metric has
+a standard error, and the score of a constant answer as its baseline.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from string import Formatter
 
+import numpy as np
+
+from braidlm.core.reading import read_yaml
 from braidlm.evals.babylm.conventions import babylm_locations
-from braidlm.evals.finetuning.metrics import CORRELATION
+from braidlm.evals.statistics import pearson, spearman
+from braidlm.model.config.strict import decode
 
 BABYLM_FOLDERS = (*babylm_locations("full_eval/glue_filtered")[:-1], "glue-2024/glue_filtered", "glue_filtered")
-NO_YES = ("no", "yes")
-ENTAILMENT = ("entailment", "not_entailment")
+CORRELATION = "Pearson and Spearman"
+"""The metric that is the mean of both, as in GLUE for STS-B."""
 LABEL_RANGE = (0.0, 5.0)
 """The range of labels that are numbers."""
 
@@ -44,9 +51,9 @@ class DataSet:
     """The names of the classes, from class 0; None where the label is a number."""
     metric: str = "accuracy"
     other_files: tuple[Files, ...] = (TSV,)
-    """Of other layouts than the BabyLM challenge's."""
+    """The files of other layouts than the BabyLM challenge's."""
     other_folders: tuple[str, ...] = ()
-    other_fields: Mapping[str, str] = field(default_factory=dict)
+    other_fields: dict[str, str] = field(default_factory=dict)
     """Names that a field has in other layouts."""
 
     @property
@@ -80,109 +87,68 @@ class DataSet:
         return (*(f"{folder}/{self.files[0].train}" for folder in BABYLM_FOLDERS), *own)
 
 
-DATA_SETS = (
-    DataSet(
-        "glue_cola",
-        "CoLA: is a sentence acceptable English?",
-        "8,551 sentences to learn from, 522 (filtered) or 527 to judge",
-        texts=("{sentence}",),
-        labels=("unacceptable", "acceptable"),
-        metric="Matthews",
-        other_files=(
-            Files("in_domain_train.tsv", "in_domain_dev.tsv", ("", "label", "", "sentence")),
-            Files("train.tsv", "dev.tsv", ("", "label", "", "sentence")),
-        ),
-        other_folders=("glue-extra/cola", "cola_public/raw", "CoLA", "glue/CoLA"),
-    ),
-    DataSet(
-        "glue_sst2",
-        "SST-2: is a sentence of a film review positive?",
-        "6,920 sentences (67,349 with phrases) to learn from, 872 to judge",
-        texts=("{sentence}",),
-        labels=("negative", "positive"),
-        other_files=(Files("train.tsv", "dev.tsv", ("sentence", "label")),),
-        other_folders=("glue-extra/sst2", "SST-2", "glue/SST-2"),
-    ),
-    DataSet(
-        "glue_mrpc",
-        "MRPC: do two sentences from the news say the same?",
-        "3,668 pairs to learn from, 204 (filtered) to judge",
-        texts=("{sentence1}", "{sentence2}"),
-        labels=("different", "equivalent"),
-        metric="F1",
-        other_folders=("MRPC", "glue/MRPC"),
-        other_fields={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
-    ),
-    DataSet(
-        "glue_stsb",
-        "STS-B: how alike in meaning are two sentences, from 0 to 5?",
-        "5,749 pairs to learn from, 1,500 to judge",
-        texts=("{sentence1}", "{sentence2}"),
-        labels=None,
-        metric=CORRELATION,
-        other_files=(Files("stsb-en-train.csv", "stsb-en-dev.csv", ("sentence1", "sentence2", "label")), TSV),
-        other_folders=("glue-extra/stsb", "STS-B", "glue/STS-B"),
-        other_fields={"score": "label"},
-    ),
-    DataSet(
-        "glue_qqp",
-        "QQP: do two questions ask the same?",
-        "10,000 pairs (BabyLM's choice) to learn from, 20,215 (filtered) to judge",
-        texts=("{question1}", "{question2}"),
-        labels=("different", "duplicate"),
-        metric="F1",
-        other_folders=("QQP", "glue/QQP"),
-        other_fields={"is_duplicate": "label"},
-    ),
-    DataSet(
-        "glue_mnli",
-        "MNLI: does one sentence follow from another, or contradict it?",
-        "10,000 pairs (BabyLM's choice) to learn from, 4,908 (filtered) to judge",
-        texts=("{premise}", "{hypothesis}"),
-        labels=("entailment", "neutral", "contradiction"),
-        other_files=(Files("train.tsv", "dev_matched.tsv"),),
-        other_folders=("MNLI", "glue/MNLI"),
-        other_fields={"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"},
-    ),
-    DataSet(
-        "glue_qnli",
-        "QNLI: does a sentence answer a question?",
-        "104,743 pairs to learn from, 2,732 (filtered) or 5,463 to judge",
-        texts=("{question}", "{sentence}"),
-        labels=ENTAILMENT,
-        other_folders=("glue-extra/qnli", "QNLI", "glue/QNLI"),
-    ),
-    DataSet(
-        "glue_rte",
-        "RTE: does one sentence follow from another?",
-        "2,490 pairs to learn from, 139 (filtered) to judge",
-        texts=("{sentence1}", "{sentence2}"),
-        labels=ENTAILMENT,
-        other_folders=("RTE", "glue/RTE"),
-    ),
-    DataSet(
-        "superglue_boolq",
-        "BoolQ: what does a passage answer to a yes/no question?",
-        "9,427 questions to learn from, 1,635 (filtered) to judge",
-        texts=("{question}", "{passage}"),
-        labels=NO_YES,
-        other_files=(Files("train.jsonl", "val.jsonl"),),
-        other_folders=("BoolQ", "superglue/BoolQ"),
-    ),
-    DataSet(
-        "superglue_wsc",
-        "WSC: whom does a pronoun mean?",
-        "554 questions to learn from, 52 (filtered) to judge",
-        texts=('Does "{span2_text}" refer to "{span1_text}" in this passage?', "{text}"),
-        labels=NO_YES,
-        other_files=(),
-    ),
-    DataSet(
-        "superglue_multirc",
-        "MultiRC: is an answer to a question about a paragraph right?",
-        "27,243 answers to learn from, 2,424 (filtered) to judge",
-        texts=("Question: {question} Answer: {answer}", "{paragraph}"),
-        labels=NO_YES,
-        other_files=(),
-    ),
+DATA_SETS: tuple[DataSet, ...] = decode(
+    tuple[DataSet, ...], read_yaml(Path(__file__).with_name("data_sets.yaml"), expect=list)
 )
+RESAMPLES = 500
+"""Bootstrap samples of a confusion matrix, for a metric's standard error."""
+
+
+def accuracy(table: np.ndarray) -> float:
+    """The percentage of right answers; `table` is the confusion matrix [true class, answered class]."""
+    return 100 * float(np.trace(table)) / float(table.sum())
+
+
+def f1(table: np.ndarray) -> float:
+    """The harmonic mean of precision and recall of class 1."""
+    both = 2 * table[1, 1]
+    whole = both + table[0, 1] + table[1, 0]
+    return 100 * float(both) / float(whole) if whole else 0.0
+
+
+def matthews(table: np.ndarray) -> float:
+    """The correlation of true and answered classes; 0 for a constant answer."""
+    table = table.astype(float)
+    true, answered, whole = table.sum(1), table.sum(0), table.sum()
+    spread = (whole**2 - (true**2).sum()) * (whole**2 - (answered**2).sum())
+    return 100 * float(np.trace(table) * whole - true @ answered) / math.sqrt(spread) if spread > 0 else 0.0
+
+
+OF_CLASSES: dict[str, Callable[[np.ndarray], float]] = {"accuracy": accuracy, "F1": f1, "Matthews": matthews}
+
+
+def confusion_matrix(answers: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """[true class, answered class] counts."""
+    return np.bincount(labels * classes + answers, minlength=classes**2).reshape(classes, classes)
+
+
+def all_metrics(answers: np.ndarray, labels: np.ndarray, classes: int | None) -> dict[str, float]:
+    """All metrics of answers: of classes, or of numbers where `classes` is None."""
+    if classes is None:
+        metrics = {"Pearson": 100 * pearson(answers, labels), "Spearman": 100 * spearman(answers, labels)}
+        return {**metrics, CORRELATION: sum(metrics.values()) / 2}
+    table = confusion_matrix(answers, labels, classes)
+    return {name: metric(table) for name, metric in OF_CLASSES.items() if name != "F1" or classes == 2}
+
+
+def constant_answer(metric: str, labels: np.ndarray, classes: int | None) -> float:
+    """The score of the constant answer that is best for this metric: for accuracy the majority class."""
+    if classes is None:
+        return 0.0
+    guesses = [np.full_like(labels, answer) for answer in range(classes)]
+    return max(all_metrics(guess, labels, classes)[metric] for guess in guesses)
+
+
+def standard_error(metric: str, answers: np.ndarray, labels: np.ndarray, classes: int | None) -> float | None:
+    """Over samples of items; None for a single item."""
+    if len(labels) < 2:
+        return None
+    if classes is None:
+        rate = all_metrics(answers, labels, None)[metric] / 100
+        return 100 * (1 - rate**2) / math.sqrt(len(labels) - 1)
+    table = confusion_matrix(answers, labels, classes)
+    if metric == "accuracy":
+        rate = accuracy(table) / 100
+        return 100 * math.sqrt(rate * (1 - rate) / len(labels))
+    samples = np.random.default_rng(0).multinomial(len(labels), (table / table.sum()).ravel(), RESAMPLES)
+    return float(np.std([OF_CLASSES[metric](each.reshape(table.shape)) for each in samples], ddof=1))

@@ -1,48 +1,87 @@
-"""A task that a model is fine-tuned for: the mean over seeds, and their standard deviation."""
+"""A task that a model is fine-tuned for: its labelled examples, and the mean score over seeds.
 
+Examples are read from the files of a data set and checked line by line.
+"""
+
+import csv
+import hashlib
+import io
+import json
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.files import sha256_of
 from braidlm.core.models.adapters import check_peft
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.finetuning.data_sets import DataSet
-from braidlm.evals.finetuning.encoding import encode
-from braidlm.evals.finetuning.examples import LabelledData
-from braidlm.evals.finetuning.hyperparameters import Hyperparameters, hyperparameters_for, seeds_for
-from braidlm.evals.finetuning.loop import FineTunedModel, TokenizedData, fine_tune
-from braidlm.evals.finetuning.metrics import all_metrics, constant_answer, standard_error
+from braidlm.evals.files.rows import files_of, json_lines
+from braidlm.evals.finetuning.classifier import encode
+from braidlm.evals.finetuning.data_sets import (
+    LABEL_RANGE,
+    DataSet,
+    Files,
+    all_metrics,
+    constant_answer,
+    standard_error,
+)
+from braidlm.evals.finetuning.loop import (
+    FineTunedModel,
+    Hyperparameters,
+    TokenizedData,
+    fine_tune,
+    hyperparameters_for,
+    seeds_for,
+)
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import ProgressCallback
-from braidlm.evals.statistics.from_scipy import check_scipy
+from braidlm.evals.statistics import check_scipy
+
+Row = Mapping[str, Any]
+LABEL = "label"
 
 
-@dataclass
+@dataclass(frozen=True)
+class Examples:
+    """One file's examples, in its order."""
+
+    texts: list[tuple[str, str | None]]
+    """One text, or two."""
+    labels: np.ndarray
+    """Classes (int64) or numbers (float64)."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
 class LabelledTask:
-    """A labelled data set, read and checked."""
+    """The training and the validation examples of a data set."""
 
-    data: LabelledData
+    data_set: DataSet
+    train: Examples
+    valid: Examples
+    sha256: str
 
     @property
     def count(self) -> int:
-        return len(self.data.valid)
-
-    @property
-    def sha256(self) -> str:
-        return self.data.sha256
+        return len(self.valid)
 
     def check(self, settings: Settings) -> None:
         """Refuse invalid hyperparameters, adapters without peft, and correlations without SciPy."""
-        if self.data.data_set.labels is None:
+        if self.data_set.labels is None:
             check_scipy()
-        if hyperparameters_for(self.data.data_set.name, settings).method == "lora":
+        if hyperparameters_for(self.data_set.name, settings).method == "lora":
             check_peft("train all parameters with `--finetune full`.")
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Fine-tune a copy of the model from each seed, and evaluate it."""
         self.check(model.settings)
-        hyperparameters = hyperparameters_for(self.data.data_set.name, model.settings)
+        hyperparameters = hyperparameters_for(self.data_set.name, model.settings)
         seeds = seeds_for(model.settings)
         data = self.tokenize(model, hyperparameters)
         tokens_per_seed = hyperparameters.epochs * int(data.train.lengths.sum() + data.valid.lengths.sum())
@@ -57,15 +96,15 @@ class LabelledTask:
         for finished, seed in enumerate(seeds, 1):
             tuned.append(fine_tune(model.model, data, hyperparameters, seed, add))
             add(finished * tokens_per_seed - done)  # a seed that ends early counts as whole
-        return task_result(task, data, hyperparameters, seeds, tuned, self.data.data_set)
+        return task_result(task, data, hyperparameters, seeds, tuned, self.data_set)
 
     def tokenize(self, model: EvaluatedModel, hyperparameters: Hyperparameters) -> TokenizedData:
         """The examples as this model's tokens, on its device."""
-        examples = (self.data.train, self.data.valid)
+        examples = (self.train, self.valid)
         max_length = min(hyperparameters.length, model.scorer.context or hyperparameters.length)
         train, valid = (encode(model.tokenizer, some.texts, max_length, model.device) for some in examples)
-        classes, metric = self.data.data_set.classes, self.data.data_set.metric
-        return TokenizedData(train, self.data.train.labels, valid, self.data.valid.labels, classes, metric, max_length)
+        classes, metric = self.data_set.classes, self.data_set.metric
+        return TokenizedData(train, self.train.labels, valid, self.valid.labels, classes, metric, max_length)
 
 
 def task_result(
@@ -106,10 +145,138 @@ def task_result(
 
 
 def _total_error(metric: str, data: TokenizedData, tuned: list[FineTunedModel], scores: list[float]) -> float | None:
-    """Of the mean over seeds, over samples of items and of seeds."""
+    """The error of the mean over seeds, over samples of items and of seeds."""
     errors = [standard_error(metric, one.answers, data.valid_labels, data.classes) for one in tuned]
     of_items = [error for error in errors if error is not None]
     if not of_items:
         return None
     of_seeds = float(np.var(scores, ddof=1)) / len(scores) if len(scores) > 1 else 0.0
     return math.sqrt(float(np.mean(of_items)) ** 2 + of_seeds)
+
+
+def read_labelled(data_set: DataSet, path: Path) -> LabelledTask:
+    """A data set from its folder, or from its training file, which is beside the validation file."""
+    files = _layout(data_set, path)
+    folder = path.parent if path.is_file() else path
+    paths = [folder / files.train, folder / files.valid]
+    train, valid = (read_examples(data_set, file, files) for file in paths)
+    if data_set.labels is not None and len(set(train.labels.tolist())) < 2:
+        only = data_set.labels[int(train.labels[0])]
+        raise BraidError(f"every example has the label '{only}': there is nothing to learn", str(paths[0]))
+    digest = hashlib.sha256("".join(f"{file.name} {sha256_of(file)}\n" for file in paths).encode())
+    return LabelledTask(data_set, train, valid, digest.hexdigest())
+
+
+def _layout(data_set: DataSet, path: Path) -> Files:
+    """The layout whose files exist."""
+    folder = path.parent if path.is_file() else path
+    partial = [
+        files for files in data_set.files if (folder / files.train).is_file() or (folder / files.valid).is_file()
+    ]
+    complete = [files for files in partial if (folder / files.train).is_file() and (folder / files.valid).is_file()]
+    if path.is_file():
+        complete = [files for files in complete if files.train == path.name] or complete
+    if complete:
+        return complete[0]
+    names = [f"{files.train} and {files.valid}" for files in data_set.files]
+    if not partial:
+        raise BraidError(f"there is no data of {data_set.task} here", str(folder), f"It is {', or '.join(names)}.")
+    present, missing = partial[0].valid, partial[0].train
+    if not (folder / present).is_file():
+        present, missing = missing, present
+    raise BraidError(
+        f"{present} is here, and {missing} is not: {data_set.task} needs examples to learn from and examples to judge",
+        str(folder),
+        f"Put {missing} beside it, or give another folder with `--data {data_set.task}=FOLDER`.",
+    )
+
+
+def read_examples(data_set: DataSet, path: Path, files: Files) -> Examples:
+    """The examples of one file."""
+    texts, labels = [], []
+    for row, where in _rows(path, files.columns):
+        row = {data_set.other_fields.get(name, name): value for name, value in row.items()}
+        texts.append(_texts(data_set, row, where))
+        labels.append(_label(data_set, row, where))
+    if not texts:
+        raise BraidError("there are no examples in this file", str(path))
+    return Examples(texts, np.array(labels, dtype=np.float64 if data_set.labels is None else np.int64))
+
+
+def _rows(path: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[Row, str]]:
+    """The rows of a file with the line of each, for errors."""
+    (file,) = files_of(path)
+    return json_lines(file) if path.suffix == ".jsonl" else _table_rows(file.text, path, columns)
+
+
+def _table_rows(text: str, path: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[Row, str]]:
+    """Rows of a table: tab-separated as in GLUE, where quotes have no meaning, or comma-separated."""
+    for cells, number in _tab_cells(text) if path.suffix == ".tsv" else _comma_cells(text):
+        if not any(cell.strip() for cell in cells):
+            continue
+        if columns is None or _is_heading(cells, columns):
+            columns = tuple(cell.strip() for cell in cells)
+            continue
+        where = f"{path}, line {number}"
+        if len(cells) != len(columns):
+            raise BraidError(f"this line has {len(cells)} columns, not {len(columns)}", where)
+        yield {name: cell for name, cell in zip(columns, cells, strict=True) if name}, where
+
+
+def _tab_cells(text: str) -> Iterator[tuple[list[str], int]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        yield line.rstrip("\r").split("\t"), number
+
+
+def _comma_cells(text: str) -> Iterator[tuple[list[str], int]]:
+    rows = csv.reader(io.StringIO(text, newline=""))
+    for cells in rows:
+        yield cells, rows.line_num
+
+
+def _is_heading(cells: list[str], columns: tuple[str, ...]) -> bool:
+    """Whether the first line is a heading although `columns` are given, as in GLUE's own SST-2."""
+    return {name for name in columns if name} <= {cell.strip() for cell in cells}
+
+
+def _texts(data_set: DataSet, row: Row, where: str) -> tuple[str, str | None]:
+    for name in data_set.text_fields:
+        if name not in row:
+            raise BraidError(f"there is no '{name}'.{did_you_mean(name, row).replace('There are', 'It has')}", where)
+        if not isinstance(row[name], str):
+            raise BraidError(f"'{name}' is to be a text, not {json.dumps(row[name])[:40]}", where)
+    first, *second = (template.format_map(row) for template in data_set.texts)
+    if not "".join((first, *second)).strip():
+        raise BraidError("there is no text", where)
+    return first, second[0] if second else None
+
+
+def _label(data_set: DataSet, row: Row, where: str) -> float:
+    if LABEL not in row:
+        raise BraidError(f"there is no '{LABEL}'.{did_you_mean(LABEL, row).replace('There are', 'It has')}", where)
+    value = row[LABEL]
+    if data_set.labels is None:
+        return _number(data_set, value, where)
+    if isinstance(value, str) and value.strip() in data_set.labels:
+        return data_set.labels.index(value.strip())
+    known = {str(number): number for number in range(len(data_set.labels))}
+    name = str(int(value)) if isinstance(value, bool) else str(value).strip()
+    if name not in known:
+        listed = ", ".join(f"{number} ({name})" for number, name in enumerate(data_set.labels))
+        raise BraidError(f"the label {json.dumps(value)[:40]} is none of those of {data_set.name}: {listed}", where)
+    return known[name]
+
+
+def _number(data_set: DataSet, value: Any, where: str) -> float:
+    low, high = LABEL_RANGE
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not low <= number <= high:
+        raise BraidError(
+            f"the label {json.dumps(value)[:40]} is not a number from {low:g} to {high:g}, "
+            f"as those of {data_set.name} are",
+            where,
+        )
+    return number

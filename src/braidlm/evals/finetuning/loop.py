@@ -1,21 +1,219 @@
-"""Fine-tuning from one seed: epochs of steps with validation after each, and early stopping."""
+"""Fine-tuning from one seed: epochs of steps with validation after each, and early stopping.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+Hyperparameters are those of the papers, with the user's settings in their place.
+All parameters are trained as in the BabyLM pipeline of 2025 (`eval_finetuning.sh`), whose values the MoEP paper uses.
+Adapters (LoRA) are trained with the values of the PaPaformer paper (its Table 5), which come from the pipeline of 2024:
+the learning rate for all parameters, 3e-5, would hardly change adapters.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.finetuning import batches
-from braidlm.evals.finetuning.adapters import add_adapters
-from braidlm.evals.finetuning.classifier import classify, make_classifier
-from braidlm.evals.finetuning.encoding import EncodedTexts
-from braidlm.evals.finetuning.hyperparameters import Hyperparameters
-from braidlm.evals.finetuning.metrics import all_metrics
-from braidlm.evals.finetuning.step import TrainingStep, autocast
+from braidlm.core.models.adapters import adaptable, lora, split_stacks
+from braidlm.evals.evaluated_model import Settings
+from braidlm.evals.finetuning.classifier import HEAD, EncodedTexts, classify, make_classifier, member_outputs
+from braidlm.evals.finetuning.data_sets import all_metrics
+from braidlm.model.pretrained import BraidPreTrainedModel
+
+SEEDS = (42, 12, 3, 100, 200)
+"""The first is the BabyLM pipeline's, all five are the PaPaformer paper's; more follow the last."""
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """All hyperparameters of fine-tuning but the seed; the defaults are those for all parameters."""
+
+    method: Literal["full", "lora"] = "full"
+    learning_rate: float = 3e-5
+    batch_size: int = 32
+    epochs: int = 10
+    length: int = 512
+    """The maximum tokens of an example."""
+    patience: int | None = None
+    """Epochs without a better score after which training ends; None for never."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    warmup: float = 0.06
+    """The fraction of all steps in which the learning rate rises."""
+    final: float = 0.1
+    """The fraction of the learning rate at the end."""
+    weight_decay: float = 0.01
+    rank: int = 8
+    alpha: int = 16
+    adapter_dropout: float = 0.1
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        warmup_steps = int(self.warmup * steps)
+        if step < warmup_steps:
+            return self.learning_rate * step / max(1, warmup_steps)
+        done = (step - warmup_steps) / max(1, steps - warmup_steps)
+        decay = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.learning_rate * (self.final + (1 - self.final) * decay)
+
+
+FULL = Hyperparameters()
+FULL_FOR = {
+    "boolq": replace(FULL, batch_size=16),
+    "multirc": replace(FULL, batch_size=16),
+    "wsc": replace(FULL, epochs=30),
+}
+"""The pipeline's exceptions."""
+LORA = Hyperparameters(
+    method="lora",
+    learning_rate=1e-3,
+    batch_size=64,
+    epochs=32,
+    length=128,
+    patience=5,
+    schedule="linear",
+    warmup=0.0,
+    final=0.0,
+    weight_decay=0.1,
+)
+
+
+def hyperparameters_for(data_set: str, settings: Settings) -> Hyperparameters:
+    """The paper's values, overridden by the user's settings."""
+    defaults = FULL_FOR.get(data_set, FULL) if settings.finetune == "full" else LORA
+    names = ("learning_rate", "batch_size", "epochs", "length", "patience")
+    overrides = {name: value for name in names if (value := getattr(settings, f"finetune_{name}")) is not None}
+    return replace(defaults, **overrides)
+
+
+def seeds_for(settings: Settings) -> list[int]:
+    """As many seeds as the settings say."""
+    more = range(SEEDS[-1] + 1, SEEDS[-1] + 1 + max(0, settings.seeds - len(SEEDS)))
+    return [*SEEDS, *more][: settings.seeds]
+
+
+SORTED_TOGETHER = 50
+"""Batches whose texts are sorted by length together: enough to match lengths, few enough to stay random."""
+WIDTH_MULTIPLE = {"cuda": 32, "cpu": 8}
+"""Batches are padded to multiples of it."""
+TOKENS_PER_PASS = {"cuda": 65_536, "cpu": 2_048}
+"""Tokens of one forward pass without gradients."""
+
+
+def width_multiple(device: str) -> int:
+    return WIDTH_MULTIPLE.get(device, WIDTH_MULTIPLE["cpu"])
+
+
+def padded_width(length: int, multiple: int, max_length: int) -> int:
+    """The width of a batch whose longest text has this length."""
+    return min(max_length, -(-length // multiple) * multiple)
+
+
+def training_batches(lengths: np.ndarray, size: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """The batches of one epoch in random order; all are full, and the remaining texts are left out."""
+    size = min(size, len(lengths))
+    order = rng.permutation(len(lengths))[: len(lengths) // size * size]
+    batches = []
+    for start in range(0, len(order), size * SORTED_TOGETHER):
+        group = order[start : start + size * SORTED_TOGETHER]
+        batches += np.split(group[np.argsort(lengths[group], kind="stable")], len(group) // size)
+    return [batches[index] for index in rng.permutation(len(batches))]
+
+
+def evaluation_batches(lengths: np.ndarray, max_tokens: int, multiple: int, max_length: int) -> Iterator[np.ndarray]:
+    """Every text once, from the shortest to the longest."""
+    order = np.argsort(lengths, kind="stable")
+    begin = 0
+    while begin < len(order):
+        stop = begin + 1
+        while stop < len(order):
+            width = padded_width(lengths[order[stop]], multiple, max_length)
+            if width * (stop + 1 - begin) > max_tokens:
+                break
+            stop += 1
+        yield order[begin:stop]
+        begin = stop
+
+
+class TrainingStep:
+    """Trains those parameters of a classifier that require gradients."""
+
+    def __init__(self, model: Any, hyperparameters: Hyperparameters, device: torch.device, replay: bool = True):
+        self.model = model
+        self.device = device
+        self.on_gpu = device.type == "cuda"
+        self.replays = replay and self.on_gpu and isinstance(model, BraidPreTrainedModel)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.rate = torch.zeros((), device=device)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=self.rate if self.on_gpu else hyperparameters.learning_rate,
+            weight_decay=hyperparameters.weight_decay,
+            fused=True,
+            capturable=self.on_gpu,
+        )
+        self.loss = torch.zeros((), device=device)
+        """The sum of all steps' losses since it was last set to zero."""
+        self.graphs: dict[torch.Size, CapturedStep | None] = {}
+        """The graphs by shape; None where a shape has been seen once and not captured."""
+
+    def __call__(self, ids: Tensor, last_positions: Tensor, labels: Tensor, rate: float) -> None:
+        """Train on one batch."""
+        if self.on_gpu:
+            self.rate.fill_(rate)
+        else:
+            self.optimizer.param_groups[0]["lr"] = rate
+        if not self.replays or ids.shape not in self.graphs:
+            self.train(ids, last_positions, labels)
+            self.graphs[ids.shape] = None  # warm: kernels are tuned and the optimizer has its state
+            return
+        graph = self.graphs[ids.shape]
+        if graph is None:
+            try:
+                graph = self.graphs[ids.shape] = CapturedStep(self, ids, last_positions, labels)
+            except RuntimeError:  # some part of this model synchronizes, which a capture does not allow
+                self.replays = False
+                self.train(ids, last_positions, labels)
+                return
+        graph.replay(ids, last_positions, labels)
+
+    def train(self, ids: Tensor, last_positions: Tensor, labels: Tensor) -> None:
+        """The step itself; it does not synchronize."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with autocast(self.device):
+            outputs, routing_loss = member_outputs(self.model, ids, last_positions)
+        labels = labels.expand(outputs.shape[:2]).flatten()
+        if labels.is_floating_point():
+            loss = F.mse_loss(outputs.flatten(), labels)
+        else:
+            loss = F.cross_entropy(outputs.flatten(0, 1), labels)
+        (loss + routing_loss / len(outputs)).backward()  # the mean over members of what each would have alone
+        self.optimizer.step()
+        self.loss += loss.detach()
+
+
+class CapturedStep:
+    """A step captured as a CUDA graph for one shape."""
+
+    def __init__(self, step: TrainingStep, *batch: Tensor):
+        self.batch = [tensor.clone() for tensor in batch]
+        self.graph = torch.cuda.CUDAGraph()
+        step.optimizer.zero_grad(set_to_none=True)  # gradients are allocated in the graph's own memory
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph):
+            step.train(*self.batch)
+
+    def replay(self, *batch: Tensor) -> None:
+        for static, new in zip(self.batch, batch, strict=True):
+            static.copy_(new)
+        self.graph.replay()
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bf16 products on a GPU, float32 elsewhere. Casts are not cached: a captured step has to cast again."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)
 
 
 @dataclass(frozen=True)
@@ -40,13 +238,13 @@ class FineTunedModel:
     classifier: nn.Module
     """Adapters are merged into its matrices."""
     answers: np.ndarray
-    """To the validation examples: classes or numbers."""
+    """The answers to the validation examples: classes or numbers."""
     trained: int
     """The number of trained parameters."""
     replayed: bool = False
     """Whether steps were replayed as CUDA graphs, which only saves time."""
     scores: list[float] = field(default_factory=list)
-    """Of the validation examples after each epoch."""
+    """The score of the validation examples after each epoch."""
     losses: list[float] = field(default_factory=list)
     """The mean over the steps of each epoch."""
 
@@ -98,7 +296,7 @@ def _train(
     for _ in range(hyperparameters.epochs):
         classifier.train()
         step.loss.zero_()
-        epoch = batches.training_batches(data.train.lengths, hyperparameters.batch_size, rng)
+        epoch = training_batches(data.train.lengths, hyperparameters.batch_size, rng)
         order = torch.from_numpy(np.concatenate(epoch)).to(device).split(len(epoch[0]))
         for indices, index in zip(epoch, order, strict=True):
             ids = _ids(data, data.train, indices, index)
@@ -123,8 +321,8 @@ def _train(
 
 def _ids(data: TokenizedData, texts: EncodedTexts, indices: np.ndarray, index: Tensor) -> Tensor:
     """The tokens of some texts, padded to the width of the longest, rounded up."""
-    multiple = batches.width_multiple(texts.ids.device.type)
-    width = batches.padded_width(int(texts.lengths[indices].max()), multiple, data.max_length)
+    multiple = width_multiple(texts.ids.device.type)
+    width = padded_width(int(texts.lengths[indices].max()), multiple, data.max_length)
     ids = texts.ids[index, :width]
     return ids if ids.shape[1] == width else torch.nn.functional.pad(ids, (0, width - ids.shape[1]))
 
@@ -145,10 +343,10 @@ def predict(classifier: Any, data: TokenizedData, texts: EncodedTexts) -> np.nda
     """[texts] the classes or numbers that a classifier predicts."""
     classifier.eval()
     device = texts.ids.device
-    max_tokens = batches.TOKENS_PER_PASS.get(device.type, batches.TOKENS_PER_PASS["cpu"])
-    multiple = batches.width_multiple(device.type)
+    max_tokens = TOKENS_PER_PASS.get(device.type, TOKENS_PER_PASS["cpu"])
+    multiple = width_multiple(device.type)
     order, outputs = [], []
-    for indices in batches.evaluation_batches(texts.lengths, max_tokens, multiple, data.max_length):
+    for indices in evaluation_batches(texts.lengths, max_tokens, multiple, data.max_length):
         index = torch.from_numpy(indices).to(device)
         with autocast(device):
             logits, _ = classify(classifier, _ids(data, texts, indices, index), texts.last_positions[index])
@@ -158,3 +356,20 @@ def predict(classifier: Any, data: TokenizedData, texts: EncodedTexts) -> np.nda
     answers = np.empty_like(sorted_answers)
     answers[np.concatenate(order)] = sorted_answers
     return answers.astype(np.float64) if data.classes is None else answers
+
+
+def add_adapters(model: Any, hyperparameters: Hyperparameters) -> Any:
+    """peft's model around a classifier."""
+    rank, alpha, dropout = hyperparameters.rank, hyperparameters.alpha, hyperparameters.adapter_dropout
+    options: dict[str, Any] = {"task_type": "SEQ_CLS", "modules_to_save": [HEAD]}
+    if isinstance(model, BraidPreTrainedModel):
+        names = adaptable(model)
+        has_stacks = bool(split_stacks(model, names)[1])
+        return lora(model, names, rank, alpha, 0.0 if has_stacks else dropout, **options)
+    from peft import LoraConfig, get_peft_model
+
+    # GPT-2's layers in transformers hold transposed matrices.
+    transposed = any(type(module).__name__ == "Conv1D" for module in model.modules())
+    options |= {"target_modules": "all-linear", "fan_in_fan_out": transposed}
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, **options)
+    return get_peft_model(model, config)

@@ -11,11 +11,11 @@ import numpy as np
 from braidlm.core.console import say, warn
 from braidlm.core.errors import BraidError
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.formats.task_items import TaskItems
+from braidlm.evals.formats.options import TaskItems
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.sandbox.languages import LANGUAGES, CodeEnvironment, TestedCode, open_code_environment
 from braidlm.evals.scoring.scorer import ProgressCallback
-from braidlm.evals.statistics.influence import INFLUENCE, set_influences
+from braidlm.evals.statistics import INFLUENCE, set_influences
 
 if TYPE_CHECKING:  # `braid list tasks` does not import torch
     from braidlm.core.decoding.decoder import Sampling
@@ -35,7 +35,7 @@ class Problem:
     name: str
     language: str
     prompt: Callable[[int | None], str]
-    """With this many examples before it; None for the default number."""
+    """The prompt with this many examples before it; None for the default number."""
     is_finished: Callable[[str], bool]
     code: Callable[[str], TestedCode]
 
@@ -145,14 +145,24 @@ def _result(
         each = np.array([100 * pass_at_k(samples, count, k) for count in passed])
         rates[k] = {name: each[[other == name for other in languages]] for name in dict.fromkeys(languages)}
     means = {k: float(np.mean([values.mean() for values in rates[k].values()])) for k in rates}
-    several = len(rates[1]) > 1 or environment.missing
     parts = {
         LANGUAGES[name].name + ("" if k == 1 else f", pass@{k}"): Part(float(values.mean()), len(values))
-        for k in (rates if several else ())
+        for k in (rates if len(rates[1]) > 1 or environment.missing else ())
         for name, values in rates[k].items()
     }
+    kinds = Counter(kind(reason) for reasons in failures for reason in reasons if reason)
+    notes = {
+        "samples": samples,
+        "temperature": settings.code_temperature,
+        "top_p": settings.code_top_p,
+        "failures": dict(kinds.most_common(MAX_FAILURE_KINDS)),
+        "unfinished": sum(completion.stopped == "limit" for some in completions for completion in some),
+        "prompts cut": truncated_prompts,
+        "not run": environment.missing,
+        "sandbox": environment.sandbox.statement,
+        "tests": {LANGUAGES[name].name: LANGUAGES[name].trust(environment.sandbox) for name in rates[1]},
+    }
     weights = dict.fromkeys(rates[1], 1 / len(rates[1]))
-    influences = set_influences([100 * count / samples for count in passed], languages, weights)
     return TaskResult(
         task=task,
         metric="pass@1, %",
@@ -162,25 +172,11 @@ def _result(
         chance=0.0,
         parts=parts,
         also={f"pass@{k}": mean for k, mean in means.items() if k > 1},
-        notes={
-            "samples": samples,
-            "temperature": settings.code_temperature,
-            "top_p": settings.code_top_p,
-            "failures": dict(
-                Counter(kind(r) for reasons in failures for r in reasons if r).most_common(MAX_FAILURE_KINDS)
-            ),
-            "unfinished": sum(completion.stopped == "limit" for some in completions for completion in some),
-            "prompts cut": truncated_prompts,
-            "not run": environment.missing,
-            "sandbox": environment.sandbox.statement,
-            "tests": {
-                LANGUAGES[name].name: LANGUAGES[name].trust(environment.sandbox) for name in dict.fromkeys(languages)
-            },
-        },
+        notes=notes,
         items={
             "problem": [problem.name for problem in problems],
             "failures": [list(reasons) for reasons in failures],
-            INFLUENCE: influences,
+            INFLUENCE: set_influences([100 * count / samples for count in passed], languages, weights),
         },
     )
 
@@ -206,7 +202,7 @@ def kind(reason: str) -> str:
 
 
 def _standard_error(rates: Sequence[np.ndarray]) -> float | None:
-    """Of the mean over languages of means over problems."""
+    """The error of the mean over languages of means over problems."""
     if any(len(values) < 2 for values in rates):
         return None
     variance = sum(values.var(ddof=1) / len(values) for values in rates) / len(rates) ** 2

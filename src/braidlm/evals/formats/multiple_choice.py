@@ -6,6 +6,7 @@ lm-evaluation-harness does (`acc` is raw; its `acc_norm` divides by characters, 
 Super Tiny Language Models reports. Of equal options the first is taken, as there.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,16 +15,12 @@ import numpy as np
 
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.formats.set_accuracy import percentages
-from braidlm.evals.formats.task_items import TaskItems
-from braidlm.evals.results import Part, TaskResult
-from braidlm.evals.scoring.near_ties import resolve_near_ties
+from braidlm.evals.formats.options import TaskItems, accuracy, percentages
+from braidlm.evals.results import TaskResult
+from braidlm.evals.scoring.near_ties import is_greedy, resolve_near_ties
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
-from braidlm.evals.scoring.requests import Begin, Request, consecutive_ranges, requests_for
+from braidlm.evals.scoring.requests import Begin, Request, consecutive_ranges, requests_for, too_long
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
-from braidlm.evals.scoring.windows import too_long
-from braidlm.evals.statistics.influence import INFLUENCE, mean_influences
-from braidlm.evals.statistics.standard_errors import percentage_error
 
 Measure = Literal["raw", "per token", "per byte"]
 MEASURES: tuple[Measure, ...] = ("raw", "per token", "per byte")
@@ -34,9 +31,9 @@ class Question:
     """Options to choose from."""
 
     options: tuple[tuple[str, str], ...]
-    """Of each: the context, and the continuation that is scored."""
+    """The context of each option, and the continuation that is scored."""
     answer: int
-    """Which one is right."""
+    """The index of the right option."""
     of: str = ""
     """The subject or language that it belongs to."""
 
@@ -81,34 +78,23 @@ class MultipleChoice(TaskItems[Question]):
     def _result(self, task: str, chosen: dict[Measure, list[int]], notes: dict[str, Any]) -> TaskResult:
         answers = np.array([question.answer for question in self.items])
         right = {name: np.array(options) == answers for name, options in chosen.items()}
-        hits = right[self.headline]
-        rate = float(hits.mean())
-        return TaskResult(
-            task=task,
-            metric=metric(self.headline),
-            score=100 * rate,
-            count=self.count,
-            standard_error=percentage_error(rate, self.count),
-            chance=self._most_frequent() if self.fixed_options else self._guessing(),
-            parts=self._parts(hits),
+        parts = percentages([question.of for question in self.items], right[self.headline])
+        return accuracy(
+            task,
+            right[self.headline],
+            metric(self.headline),
+            chance=self._chance(answers),
+            parts={} if list(parts) == [""] else parts,
             also={name: 100 * float(right[name].mean()) for name in MEASURES},
             notes=notes,
-            items={"chosen": chosen[self.headline], INFLUENCE: mean_influences(100.0 * hits)},
+            items={"chosen": chosen[self.headline]},
         )
 
-    def _parts(self, hits: np.ndarray) -> dict[str, Part]:
-        """The accuracy of each subject, where there are several."""
-        parts = percentages([question.of for question in self.items], hits)
-        return {} if list(parts) == [""] else parts
-
-    def _guessing(self) -> float:
-        """The score of random guesses, in percent."""
+    def _chance(self, answers: np.ndarray) -> float:
+        """The score of always choosing the most frequent answer where options are fixed, else of random guesses."""
+        if self.fixed_options:
+            return 100 * float(np.bincount(answers).max()) / self.count
         return 100 * sum(1 / len(question.options) for question in self.items) / self.count
-
-    def _most_frequent(self) -> float:
-        """The score of always choosing the most frequent answer, in percent."""
-        counts = np.bincount([question.answer for question in self.items])
-        return 100 * float(counts.max()) / self.count
 
     @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, pauses: int) -> tuple[list[Request], PrefixTrees]:
@@ -127,3 +113,31 @@ def spaces_moved(context: str, continuation: str) -> tuple[str, str]:
 def metric(measure: Measure) -> str:
     """The name of the score."""
     return "accuracy, %" if measure == "raw" else f"accuracy, % ({measure})"
+
+
+@dataclass
+class LastWords(TaskItems[tuple[str, str]]):
+    """The passages of a task, as context and last word with its space: would a model generate the word?
+
+    The metric of lm-evaluation-harness for LAMBADA: right if every token of the word, given all before it, is the most
+    probable one; the perplexity is that of words, not of tokens.
+    """
+
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
+        """Accuracy in percent, and the perplexity of the words."""
+        requests, trees = self._prepare(model.scorer, model.tokenizer, model.settings.pauses)
+        scores = model.scorer.score_trees(trees, advance, margins=True)
+        right = is_greedy(model.scorer, requests, scores)
+        perplexity = math.exp(-float(np.mean(scores.sums)))
+        return accuracy(
+            task,
+            right,
+            also={"perplexity of the word": perplexity},
+            notes=too_long(requests, model.scorer.context),
+            items={"right": right.tolist()},
+        )
+
+    @cached_per_tokenizer
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, pauses: int) -> tuple[list[Request], PrefixTrees]:
+        requests = requests_for(tokenizer, [spaces_moved(*passage) for passage in self.items], pauses=pauses)
+        return requests, scorer.build_trees(requests)

@@ -17,13 +17,19 @@ from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.held_out_text import window_of
 from braidlm.evals.scoring.completions import complete, prompt_ids, token_budget
 from braidlm.evals.scoring.near_ties import is_greedy
-from braidlm.evals.scoring.requests import Request, begin_id, sentence_requests
+from braidlm.evals.scoring.requests import (
+    Request,
+    begin_id,
+    contains_any,
+    sentence_requests,
+    sliding_windows,
+    too_long,
+    truncate_at,
+)
 from braidlm.evals.scoring.scorer import ProgressCallback
-from braidlm.evals.scoring.stop_strings import contains_any, truncate_at
-from braidlm.evals.scoring.windows import sliding_windows, too_long
 
 DEFAULT_NEW_TOKENS = 256
-"""For tasks without a limit; the harness's own default."""
+"""New tokens of tasks without a limit; the harness's own default."""
 LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -55,7 +61,7 @@ class HarnessModel(TemplateLM):
         return window_of(self.evaluated.scorer)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """With the special tokens before a text, unless disabled, and without those after it."""
+        """The tokens of a text with the special tokens before it, unless disabled, and without those after it."""
         if add_special_tokens is False:
             return self.evaluated.tokenizer.encode(string)
         return list(sentence_requests(self.evaluated.tokenizer, [string])[0].ids)

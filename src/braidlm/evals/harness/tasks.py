@@ -29,7 +29,7 @@ PERCENT = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "f1
 PREFERRED = "acc_norm"
 """The metric that is the score where a task has it; else the score is the first of its metrics."""
 RESAMPLES = 1000
-"""For the standard errors of metrics that have no formula."""
+"""Bootstrap samples for the standard errors of metrics that have no formula."""
 FEWSHOT_SEED = 1234
 """The harness's own default."""
 
@@ -42,7 +42,7 @@ class HarnessTask:
     loaded: Any
     """The tasks and groups that its TaskManager loaded for the name."""
     sha256: str
-    """Of all requests: prompts with their examples, options, generation settings."""
+    """The hash of all requests: prompts with their examples, options, generation settings."""
 
     @property
     def tasks(self) -> dict[str, Any]:
@@ -72,7 +72,8 @@ class HarnessTask:
 
         from braidlm.evals.harness.model import HarnessModel
 
-        with silenced() as unsilenced, single_process():
+        os.environ["DISABLE_MULTIPROC"] = "1"  # the harness would fork a pool, with the model, for its bootstrap
+        with silenced() as unsilenced:
             harness_model = HarnessModel(model, advance, unsilenced)
             output = evaluator.evaluate(harness_model, self.loaded, bootstrap_iters=RESAMPLES, log_samples=False)
         return self._result(task, output, dict(harness_model.too_long))
@@ -83,6 +84,7 @@ class HarnessTask:
         chosen = headline(list(own))
         better = [task.higher_is_better().get(chosen.partition(",")[0], True) for task in self.tasks.values()]
         counts = {name: int(output["n-samples"][name]["effective"]) for name in self.tasks}
+        parts = {name: Part(values[chosen][0], counts[name]) for name, values in each.items() if chosen in values}
         return TaskResult(
             task=task,
             metric=shown_name(chosen),
@@ -91,9 +93,7 @@ class HarnessTask:
             standard_error=own[chosen][1],
             higher_is_better=all(better),
             chance=self._chance() if chosen.partition(",")[0] in ("acc", "acc_norm", "acc_bytes") else None,
-            parts={name: Part(values[chosen][0], counts[name]) for name, values in each.items() if chosen in values}
-            if len(each) > 1
-            else {},
+            parts=parts if len(each) > 1 else {},
             also={shown_name(name): value for name, (value, _) in own.items() if name != chosen},
             notes={"shots": max(int(shots) for shots in output["n-shot"].values()), **too_long},
         )
@@ -172,29 +172,13 @@ def seeded() -> Iterator[None]:
         random.setstate(state)
 
 
-@contextlib.contextmanager
-def single_process() -> Iterator[None]:
-    """Let the harness bootstrap in this process: a pool would fork one that holds a model."""
-    variable = "DISABLE_MULTIPROC"
-    before = os.environ.get(variable)
-    os.environ[variable] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before
-
-
 def _manager_for(name: str, folder: Path | str | None, where: str) -> Any:
     """A TaskManager that has the task: with the folder's tasks alone if that is enough."""
     try:
         import lm_eval  # noqa: F401
     except ImportError:
-        raise BraidError(
-            "lm-evaluation-harness is not installed", where, "`pip install 'braidlm[eval]'` gets it."
-        ) from None
+        todo = "`pip install 'braidlm[eval]'` gets it."
+        raise BraidError("lm-evaluation-harness is not installed", where, todo) from None
     if folder is not None and not Path(folder).is_dir():
         raise BraidError("there is no such folder of task files", str(folder))
     known: list[str] = []
@@ -203,7 +187,9 @@ def _manager_for(name: str, folder: Path | str | None, where: str) -> Any:
         if name in manager.all_tasks:
             return manager
         known = manager.all_tasks
-    raise BraidError(f"lm-evaluation-harness has no task '{name}'.{_nearest(name, known)}", where)
+    similar = [each for each in known if each[:2] == name[:2]]  # there are thousands of names
+    nearest = did_you_mean(name, similar) if len(known) < 50 or similar else ""
+    raise BraidError(f"lm-evaluation-harness has no task '{name}'.{nearest}", where)
 
 
 @functools.lru_cache(maxsize=4)
@@ -212,12 +198,6 @@ def _manager(folder: str | None, defaults: bool) -> Any:
 
     with silenced():
         return TaskManager(include_path=folder, include_defaults=defaults)
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    """The nearest names among those with the same first two letters, since there are thousands."""
-    similar = [each for each in known if each[:2] == name[:2]]
-    return did_you_mean(name, similar) if len(known) < 50 or similar else ""
 
 
 def _prepare(task: Any, shots: int | None) -> None:
@@ -242,7 +222,7 @@ def _hash(tasks: dict[str, Any]) -> str:
 
 
 def _values(results: dict[str, Any]) -> dict[str, tuple[float, float | None]]:
-    """By metric its value and standard error, in percent where `PERCENT` says so."""
+    """The value and the standard error of each metric, in percent where `PERCENT` says so."""
     values: dict[str, tuple[float, float | None]] = {}
     for key, value in results.items():
         name, comma, of = key.partition(",")

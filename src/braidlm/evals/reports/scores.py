@@ -1,7 +1,7 @@
 """The report of scores: results.html, results.md, results.csv and results.json, and the short one of the terminal.
 
 Models that are compared stand side by side, a task in each row; the checkpoints of runs are many, and stand below each
-other. A cell that is `Strong` is significantly the best of its task (`significance.py`).
+other. A cell that is `Strong` is significantly the best of its task (`statistics.py`).
 """
 
 import math
@@ -12,7 +12,7 @@ from braidlm.core.report.report import Report, Strong, Table
 from braidlm.evals.babylm.averages import Average, averages
 from braidlm.evals.reports.dynamics import best_sentence, run_dynamics
 from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
-from braidlm.evals.scoring.windows import IN_WINDOWS, SHORTENED
+from braidlm.evals.scoring.requests import IN_WINDOWS, SHORTENED
 
 AMOUNTS = ("words", "tokens", "steps")
 FIXED = ("task", "items", "baseline")

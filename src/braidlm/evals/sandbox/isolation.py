@@ -7,14 +7,16 @@
 """
 
 import contextlib
+import errno
+import itertools
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
-from braidlm.evals.sandbox import kernel, landlock, scratch
+from braidlm.evals.sandbox import kernel
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SCRATCH = "/scratch"
@@ -68,11 +70,11 @@ class Isolation:
             except ChildProcessError:
                 break
             time.sleep(0.001)
-        scratch.delete(self.scratch)
+        delete(self.scratch)
 
     def disk_limit_exceeded(self) -> str | None:
         """Which limit of the scratch folder is exceeded, where no file system enforces them."""
-        return scratch.exceeded(self.scratch, self.job["disk"])
+        return exceeded(self.scratch, self.job["disk"])
 
     def process_limit(self, processes: int) -> int | None:
         """The value of RLIMIT_NPROC, which counts all processes of a user; None for no limit."""
@@ -84,7 +86,7 @@ class Landlock(Isolation):
 
     def restrict(self) -> None:
         super().restrict()
-        landlock.restrict_files(self.job["readable"], [self.scratch], DEVICES)
+        kernel.restrict_files(self.job["readable"], [self.scratch], DEVICES)
 
 
 class Namespaces(Isolation):
@@ -210,7 +212,7 @@ def _new_root(readable: Iterable[str], disk: int) -> None:
     with contextlib.suppress(OSError):  # in a container that hides parts of /proc this is not allowed
         kernel.mount("proc", "/proc", "proc", flags | kernel.READ_ONLY)
     os.mkdir(SCRATCH)
-    options = f"mode=777,size={disk},nr_inodes={scratch.MAX_ENTRIES}"
+    options = f"mode=777,size={disk},nr_inodes={MAX_ENTRIES}"
     kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.NO_SETUID | kernel.NO_DEVICES, options)
     if not os.path.lexists("/tmp"):  # a toolchain may lie there
         os.symlink(SCRATCH, "/tmp")
@@ -256,3 +258,87 @@ def _tasks_of(user: int) -> int:
             if entry.name.isdigit() and entry.stat().st_uid == user:
                 count += len(os.listdir(f"/proc/{entry.name}/task"))
     return count
+
+
+MAX_ENTRIES, MAX_FOLDERS = 10_000, 1_000
+"""Files and folders together, and folders alone: some file systems take milliseconds to delete one."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_DELETION_SECONDS = 30
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A temporary folder, deleted at the end."""
+    folder = tempfile.mkdtemp(prefix="braid-")
+    try:
+        yield folder
+    finally:
+        delete(folder)
+
+
+def exceeded(folder: str, max_bytes: int) -> Literal["disk", "entries"] | None:
+    """Which limit the folder exceeds; one that cannot be searched (too deep, no permission) exceeds that of entries."""
+    size = count = folders = 0
+    pending = [folder]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        folders += 1
+                        pending.append(entry.path)
+                    if count > MAX_ENTRIES or folders > MAX_FOLDERS:
+                        return "entries"
+                    with contextlib.suppress(FileNotFoundError):  # the program goes on while this looks
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return "entries"
+    return "disk" if size > max_bytes else None
+
+
+def delete(folder: str) -> None:
+    """Delete a folder. Folders inside are moved to one place and emptied there one by one, so that no path is long."""
+    place = tempfile.mkdtemp(prefix="braid-", dir=os.path.dirname(folder))
+    names = map(str, itertools.count())
+    pending = [next(names)]
+    with contextlib.suppress(FileNotFoundError):  # without isolation a program may have moved it
+        os.rename(folder, os.path.join(place, pending[0]))
+    at = os.open(place, _FOLDER)
+    deadline = time.monotonic() + _DELETION_SECONDS
+    try:
+        while pending:
+            name = pending.pop()
+            try:
+                pending += _empty(name, at, names)
+                os.rmdir(name, dir_fd=at)
+            except OSError as error:
+                if error.errno == errno.ENOTEMPTY and time.monotonic() < deadline:
+                    pending.append(name)  # a program whose launcher was killed may take a moment to die
+                elif error.errno != errno.ENOENT:
+                    raise
+    finally:
+        os.close(at)
+    os.rmdir(place)
+
+
+def _empty(name: str, place: int, names: Iterator[str]) -> list[str]:
+    """Delete the files of a folder, and move its folders; returns the moved."""
+    os.chmod(name, 0o700, dir_fd=place)
+    folder = os.open(name, _FOLDER, dir_fd=place)
+    moved: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            listed = list(entries)
+        for entry in listed:
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.name, 0o700, dir_fd=folder)  # a folder can be moved by those who may write to it
+                moved.append(next(names))
+                os.rename(entry.name, moved[-1], src_dir_fd=folder, dst_dir_fd=place)
+            else:
+                os.unlink(entry.name, dir_fd=folder)
+    finally:
+        os.close(folder)
+    return moved

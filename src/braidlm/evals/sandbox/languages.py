@@ -9,6 +9,8 @@ compiled with the program: it does not have the proof in its files, but it could
 """
 
 import contextlib
+import functools
+import json
 import os
 import secrets
 import shutil
@@ -19,9 +21,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.sandbox.javascript_tests import javascript_program
-from braidlm.evals.sandbox.python_tests import python_program
-from braidlm.evals.sandbox.sandbox import MEGABYTE, IsolationPolicy, Limits, Outcome, Program, Sandbox, Step, python
+from braidlm.evals.sandbox.sandbox import (
+    MEGABYTE,
+    Harness,
+    IsolationPolicy,
+    Limits,
+    Outcome,
+    Program,
+    Sandbox,
+    Step,
+    python,
+)
 
 
 @dataclass(frozen=True)
@@ -165,8 +175,10 @@ def _folder_of(tool: str) -> str:
     return os.path.dirname(folder) if os.path.basename(folder) == "bin" else folder
 
 
-def _python(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
-    return python_program(paths["python"], code.program, code.given, code.names, code.tests, proof)
+@functools.cache
+def _harness(name: str) -> str:
+    """The source of a harness, in the language of the program."""
+    return (Path(__file__).parent / "harnesses" / name).read_text(encoding="utf-8")
 
 
 _COMPILING = Limits(
@@ -175,44 +187,42 @@ _COMPILING = Limits(
 _MANAGED = Limits(seconds=5, wall=15, memory_is_watched=True, processes=64, open_files=256)
 """For virtual machines, which reserve address space and take a second to start."""
 
-_CPP_MAIN = """#include <stdio.h>
-extern "C" int __real_main();
-extern "C" int __wrap_main() {
-    int code = __real_main();
-    if (code == 0)
-        for (int letter = getchar(); letter != EOF; letter = getchar()) putchar(letter);
-    return code;
-}
-"""
-"""The linker calls this in place of `main`: a program that exits earlier does not print the proof."""
-
 
 def _cpp(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
     extra = ["-lcrypto", "-lssl"] if "openssl/" in code.program else []
     command = [paths["g++"], "-std=c++11", "test.cpp", "harness.cpp", "-Wl,--wrap=main", "-o", "test", *extra]
     run = Step(["{scratch}/test"], Limits(seconds=3, wall=10), input=proof)
-    return Program({"test.cpp": code.whole, "harness.cpp": _CPP_MAIN}, [Step(command, _COMPILING), run])
+    return Program({"test.cpp": code.whole, "harness.cpp": _harness("harness.cpp")}, [Step(command, _COMPILING), run])
 
 
 _JAVA = ("-XX:+UseSerialGC", "-XX:ActiveProcessorCount=1", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xmx512m")
-_JAVA_MAIN = """public class BraidHarness {
-    public static void main(String[] words) throws Exception {
-        Main.main(words);
-        for (int letter = System.in.read(); letter >= 0; letter = System.in.read()) System.out.write(letter);
-        System.out.flush();
-    }
-}
-"""
 
 
 def _java(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
     build = Step([paths["javac"], *(f"-J{flag}" for flag in _JAVA), "Main.java", "BraidHarness.java"], _COMPILING)
     run = Step([paths["java"], *_JAVA, "-cp", "{scratch}", "BraidHarness"], _MANAGED, input=proof)
-    return Program({"Main.java": code.whole, "BraidHarness.java": _JAVA_MAIN}, [build, run])
+    return Program({"Main.java": code.whole, "BraidHarness.java": _harness("BraidHarness.java")}, [build, run])
+
+
+def _python(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
+    """The tests run in another process (`remote_calls.py`), which alone has the proof and prints it at their end."""
+    command = [paths["python"], "-I", "-S", "-"]
+    calls = _harness("../remote_calls.py")
+    run = f"RemoteTests().run({code.program!r}, {code.given!r}, {code.names!r}, {code.tests!r}, {proof!r})"
+    harness = Harness(command, f"{calls}\n{run}\n")
+    return Program({}, [Step(command, Limits(), input=f"{calls}\nServedProgram().serve()\n", harness=harness)])
 
 
 def _js(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
-    return javascript_program(paths["node"], _MANAGED, code.program, code.given, code.names, code.tests, proof)
+    """The tests run in another process, as those of Python do."""
+    command = [paths["node"], "--max-old-space-size=512", "-"]
+    forwards = "\n".join(f"const {name} = __braid.forward({json.dumps(name)});" for name in code.names)
+    tests = (
+        f"{_harness('channel.js')}{_harness('tests.js')}__braid.ask('run', {json.dumps(code.program)});\n"
+        f"{{\n{code.given}\n{forwards}\n{code.tests}\n}}\nprocess.stdout.write({json.dumps(proof)});\n"
+    )
+    program = _harness("channel.js") + _harness("program.js")
+    return Program({}, [Step(command, _MANAGED, input=program, harness=Harness(command, tests))])
 
 
 _GO_PACKAGES = (
@@ -228,33 +238,6 @@ go 1.18
 require github.com/stretchr/testify v0.0.0
 
 replace github.com/stretchr/testify => ./testify
-"""
-_GO_ASSERT = """// Package assert has the one check of testify that the tests of HumanEval-X use.
-package assert
-
-import (
-	"bytes"
-	"reflect"
-	"testing"
-)
-
-type Assertions struct{ t *testing.T }
-
-func New(t *testing.T) *Assertions { return &Assertions{t} }
-
-func (a *Assertions) Equal(expected, actual interface{}, message ...interface{}) bool {
-	a.t.Helper()
-	one, isBytes := expected.([]byte)
-	other, alsoBytes := actual.([]byte)
-	if isBytes && alsoBytes && one != nil && other != nil && bytes.Equal(one, other) {
-		return true
-	}
-	if reflect.DeepEqual(expected, actual) {
-		return true
-	}
-	a.t.Errorf("not equal: expected %#v, got %#v", expected, actual)
-	return false
-}
 """
 
 
@@ -279,31 +262,13 @@ def _prepare_go(paths: Mapping[str, str], folder: Path) -> None:
         raise BraidError(f"go cannot compile its standard library ({done.stderr.strip()[-200:]})")
 
 
-_GO_MAIN = """package main
-
-import (
-	"io"
-	"os"
-	"testing"
-)
-
-func TestMain(tests *testing.M) {
-	code := tests.Run()
-	if code == 0 {
-		io.Copy(os.Stdout, os.Stdin)
-	}
-	os.Exit(code)
-}
-"""
-
-
 def _go(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
     files = {
         "main_test.go": code.whole,
-        "harness_test.go": _GO_MAIN,
+        "harness_test.go": _harness("harness_test.go"),
         "go.mod": _GO_MODULE,
         "testify/go.mod": "module github.com/stretchr/testify\n\ngo 1.18\n",
-        "testify/assert/assert.go": _GO_ASSERT,
+        "testify/assert/assert.go": _harness("assert.go"),
         "temporary/made": "",
     }
     environment = {

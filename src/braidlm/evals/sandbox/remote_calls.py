@@ -105,7 +105,7 @@ class ServedProgram:
         self.channel = Channel()
         self.namespace: dict[str, Any] = {}
         self.objects: list[Any] = []
-        """Those that the tests hold."""
+        """The objects that the tests hold."""
 
     def serve(self) -> NoReturn:
         """Answer until the tests end."""

@@ -21,25 +21,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.sandbox import kernel, landlock
-from braidlm.evals.sandbox.probe import ATTEMPTS, probe
-from braidlm.evals.sandbox.scratch import MAX_ENTRIES, MAX_FOLDERS, scratch_folder
+from braidlm.evals.sandbox import kernel
+from braidlm.evals.sandbox.isolation import MAX_ENTRIES, MAX_FOLDERS, scratch_folder
 
 IsolationPolicy = Literal["required", "best"]
 MEGABYTE = 1 << 20
 SYSTEM = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/libx32",
-    "/etc/ld.so.cache",
-    "/etc/alternatives",
-    "/etc/ssl/openssl.cnf",
-    "/nix/store",
-    "/gnu/store",
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"),
+    *("/etc/ld.so.cache", "/etc/alternatives", "/etc/ssl/openssl.cnf"),
 )
 """The files that programs need to run; no settings, no users, no homes."""
 SYSTEM_PATTERNS = ("/etc/java-*",)
@@ -54,7 +43,7 @@ class Limits:
     """Resource limits of one step."""
 
     seconds: int = 3
-    """Of processor time."""
+    """Seconds of processor time."""
     wall: float = 10.0
     """Seconds by the clock."""
     memory: int = 1024 * MEGABYTE
@@ -90,7 +79,7 @@ class Step:
     limits: Limits = field(default_factory=Limits)
     environment: dict[str, str] = field(default_factory=dict)
     input: str = ""
-    """What it can read from its standard input."""
+    """The text on its standard input."""
     harness: Harness | None = None
 
 
@@ -125,7 +114,7 @@ class Sandbox:
     filter: bool
     readable: tuple[str, ...]
     failures: tuple[str, ...] = ()
-    """What it does not prevent; with the policy `best` alone there may be something."""
+    """The attempts that it does not prevent: none, unless the policy is `best`."""
 
     @classmethod
     def open(cls, policy: IsolationPolicy = "required", toolchains: Iterable[str] = ()) -> "Sandbox":
@@ -206,7 +195,7 @@ class Sandbox:
             return list(pool.map(self.run, programs))  # after an error those that have not begun are cancelled
 
 
-_MECHANISMS: dict[str, tuple[str, ...]] = {"namespaces": ("namespaces",), "landlock": ("Landlock",), "none": ()}
+_MECHANISMS = {"namespaces": ["namespaces"], "landlock": ["Landlock"], "none": []}
 _STATEMENTS = {
     "namespaces": (
         "files: its own root folder, with toolchains read-only, a scratch folder and nothing else (mount namespace)",
@@ -225,13 +214,13 @@ def _tested(sandbox: Sandbox) -> tuple[list[str], str | None]:
     """What a program can do in this sandbox that it must not, and why the sandbox cannot be used at all."""
     if sandbox.filter and kernel.MACHINE not in kernel.SUPPORTED:
         return [], f"its system calls on {kernel.MACHINE} are not known"
-    if sandbox.isolation == "landlock" and landlock.version() == 0:
+    if sandbox.isolation == "landlock" and kernel.landlock_version() == 0:
         return [], "the kernel has none"
     return _run_probe(sandbox)
 
 
 def _run_probe(sandbox: Sandbox) -> tuple[list[str], str | None]:
-    """The same, found by running a program that tries."""
+    """What a program that tries everything can do in this sandbox, and why the sandbox cannot be used at all."""
     with tempfile.TemporaryDirectory(prefix="braid-") as folder:
         os.chmod(folder, 0o755)
         canary = Path(folder) / "canary"
@@ -239,7 +228,7 @@ def _run_probe(sandbox: Sandbox) -> tuple[list[str], str | None]:
         canary.chmod(0o666)
         mode = canary.stat().st_mode
         program = Program(
-            {"probe.py": probe(str(canary), _a_file_at_home(sandbox.readable), os.getpid())},
+            {"probe.py": _PROBE.format(arguments=(str(canary), _a_file_at_home(sandbox.readable), os.getpid()))},
             [Step([python(), "-I", "-S", "{scratch}/probe.py"], Limits(wall=20))],
         )
         try:
@@ -349,3 +338,57 @@ def _reason(step: dict[str, Any], limits: Limits, disk: int) -> str:
 
 def _used_up(cpu: float, limits: Limits) -> bool:
     return cpu >= limits.seconds - 0.1
+
+
+ATTEMPTS = {
+    "read": "reading files outside its folder",
+    "home": "reading the user's home",
+    "write": "writing outside its folder",
+    "mode": "changing modes and times of files outside its folder",
+    "socket": "opening a socket",
+    "process": "starting a process",
+    "signal": "reaching other processes",
+    "priority": "changing the priority of other processes",
+}
+_PROBE = """
+import json, os
+canary, home, other = {arguments!r}
+found = []
+
+def attempt(name, act):
+    try:
+        act()
+    except OSError:
+        return
+    found.append(name)
+
+def write(path):
+    with open(path, "w") as file:
+        file.write("no bird")
+
+def socket():
+    import _socket
+    _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+
+def process():
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+
+attempt("read", lambda: open(canary).read(1))
+if home:
+    attempt("home", lambda: open(home, "rb").read(1))
+attempt("write", lambda: write(canary))
+attempt("write", lambda: write(canary + "-beside"))
+attempt("mode", lambda: os.chmod(canary, 0o644))
+attempt("mode", lambda: os.utime(canary))
+attempt("socket", socket)
+attempt("process", process)
+attempt("signal", lambda: os.kill(other, 0))
+attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, other, 1))
+write("here")
+print(json.dumps(found))
+"""
+"""The program that tests an isolation: it attempts what must not be possible, and prints what succeeded.
+
+Its arguments: a file that it must neither read nor change, a file of the user's, and a process to signal."""

@@ -67,7 +67,7 @@ class NGramModel:
 
 
 def fit_ngrams(order: int, tokens: np.ndarray, vocab_size: int) -> NGramModel:
-    """Of order 1 the frequency of each token, of order 3 each token given the two before it, smoothed."""
+    """The model of an order: 1 for the frequency of each token, 3 for each token given the two before it; smoothed."""
     if vocab_size**order > 1 << 64:
         raise BraidError(f"a vocabulary of {vocab_size:,} is too large for {order}-grams of 64 bits")
     digits = _checked(tokens, vocab_size)

@@ -48,7 +48,7 @@ class TreeRow:
 
     @property
     def width(self) -> int:
-        """Its nodes with padding; a chain is not padded."""
+        """The number of nodes with padding; a chain is not padded."""
         return len(self) if self.is_chain else -(-len(self) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 

@@ -5,6 +5,12 @@ before a text: its first token has no context to be predicted from and is not sc
 token (Llama's `<s>`), it is added here too, and every token is scored. The BabyLM pipeline of 2025 does the same with
 the same folder. `begin="bos"` always puts the BOS (or else the EOS) token first, so that every token is scored, as in
 lm-evaluation-harness. Special tokens that a tokenizer adds after a text are dropped: nothing is predicted from them.
+
+A request that is longer than the model's context is truncated at the beginning, where nothing is scored. Where that is
+not enough, because the scored tokens alone exceed the context, it is scored in windows of the context's length: the
+first window reaches as far as all of the context before it fits, or half a context into the scored tokens, and each
+further one scores the next half a context. So a token in a later window is given half a context or more, and the sum
+over all windows is the log-probability of the whole by the chain rule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -118,3 +124,108 @@ def _first_after(encoding: Encoding, context: int, start: int, stop: int) -> int
         return max(start, min(token, stop))
     offsets = encoding.offsets
     return next((index for index in range(start, stop) if offsets[index][1] > context), stop)
+
+
+def from_divergence(requests: Sequence[Request], groups: Sequence[Sequence[int]]) -> list[Request]:
+    """The requests of each group (of indices), scored from the first token in which they are not all equal.
+
+    A common prefix adds the same to all sums, so that the head need not be applied there. This holds for options that
+    are scored from the same token on; others stay as they are.
+    """
+    diverging = [each if each.first <= len(each.ids) else Request(each.ids, len(each.ids)) for each in requests]
+    for group in groups:
+        ids, first = diverging[group[0]]
+        prefix, common = ids[:first], len(ids)
+        for index in group[1:]:
+            other = diverging[index]
+            if other.first != first or other.ids[:first] != prefix:
+                break
+            common = min(common, _common_length(ids, other.ids, first))
+        else:
+            for index in group if common > first else ():
+                diverging[index] = Request(diverging[index].ids, min(common, len(diverging[index].ids)))
+    return diverging
+
+
+def truncate_alike(requests: Sequence[Request], groups: Sequence[Sequence[int]], context: int | None) -> list[Request]:
+    """Requests within a model's context: where one of a group is too long, all of the group lose as many tokens at the
+    beginning, so that all options are scored after the same context (and share it)."""
+    truncated = list(requests)
+    if context is None:
+        return truncated
+    for group in groups:
+        excess = max(len(requests[index].ids) for index in group) - 1 - context
+        if 0 < excess < min(requests[index].first for index in group):
+            for index in group:
+                truncated[index] = Request(requests[index].ids[excess:], requests[index].first - excess)
+    return truncated
+
+
+def _common_length(one: Sequence[int], other: Sequence[int], first: int) -> int:
+    """The length of the common prefix of two sequences whose first tokens are known to be equal."""
+    shorter = min(len(one), len(other))
+    while first < shorter and one[first] == other[first]:
+        first += 1
+    return first
+
+
+SHORTENED, IN_WINDOWS = "shortened", "in windows"
+"""Keys of a result's notes."""
+
+
+def windows_of(request: Request, context: int) -> list[Request]:
+    """The requests, one or several, that score the same tokens in order and fit into the context."""
+    ids, first = request
+    excess = len(ids) - 1 - context
+    if excess <= 0:
+        return [request]
+    if excess < first:
+        return [Request(ids[excess:], first - excess)]
+    half = max(1, context // 2)
+    windows = []
+    end = max(context + 1, first + half)
+    while first < len(ids):
+        end = min(end, len(ids))
+        begin = end - 1 - context
+        windows.append(Request(ids[begin:end], first - begin))
+        first, end = end, end + half
+    return windows
+
+
+def sliding_windows(tokens: Sequence[int], before: int, window: int) -> list[Request]:
+    """A long text of which `window` tokens are read at once: every token is predicted exactly once.
+
+    These are the windows of lm-evaluation-harness (`get_rolling_token_windows` with one token of context): the first
+    begins with the token `before`, each further one with the last token before it, and the last is moved back to be a
+    full one.
+    """
+    windows = [Request([before, *tokens[:window]])] if tokens else []
+    for start in range(window, len(tokens), window):
+        end = min(start + window, len(tokens))
+        ids = tokens[end - window - 1 : end]
+        windows.append(Request(ids, len(ids) - (end - start)))
+    return windows
+
+
+def too_long(
+    requests: Sequence[Request], context: int | None, items: Sequence[Sequence[int]] | None = None
+) -> dict[str, int]:
+    """How many items (groups of requests; else each is one) had a text truncated, and how many one in windows."""
+    long = [] if context is None else [at for at, request in enumerate(requests) if len(request.ids) > context + 1]
+    in_windows = {at for at in long if len(requests[at].ids) - 1 - (context or 0) >= requests[at].first}
+    shortened = set(long) - in_windows
+    if items is not None and long:
+        owner = {at: index for index, item in enumerate(items) for at in item}
+        shortened, in_windows = ({owner[at] for at in some} for some in (shortened, in_windows))
+    return {SHORTENED: len(shortened), IN_WINDOWS: len(in_windows)}
+
+
+def truncate_at(text: str, stops: Sequence[str]) -> str:
+    """The text before the first stop string."""
+    starts = [start for start in map(text.find, stops) if start >= 0]
+    return text[: min(starts)] if starts else text
+
+
+def contains_any(text: str, stops: Sequence[str]) -> bool:
+    """Whether one of the stop strings is in the text."""
+    return any(stop in text for stop in stops)

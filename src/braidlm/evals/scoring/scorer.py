@@ -22,8 +22,7 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
-from braidlm.evals.scoring.requests import Request
-from braidlm.evals.scoring.windows import windows_of
+from braidlm.evals.scoring.requests import Request, windows_of
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +124,7 @@ class Scorer:
     def score(
         self, requests: Sequence[Request], advance: ProgressCallback | None = None, margins: bool = False
     ) -> Scores:
-        """Every request's tokens from `first` on; requests that are too long are scored as `windows.py` says."""
+        """Every request's tokens from `first` on; requests that are too long are scored as `windows_of` says."""
         return self.score_trees(self.build_trees(requests), advance, margins)
 
     def build_trees(self, requests: Sequence[Request]) -> PrefixTrees:

@@ -16,39 +16,32 @@ USES = ("seeds", *(field.name for field in fields(Settings) if field.name.starts
 
 
 class FineTuningTask(Task):
-    """One of the data sets."""
+    """One of the data sets of `finetuning/data_sets.py`."""
 
     data_set: DataSet
     uses = USES
     version = 2  # members of an average are fine-tuned apart
 
     def open(self, path: Path) -> OpenTask:
-        from braidlm.evals.finetuning.examples import read_labelled
-        from braidlm.evals.finetuning.labelled_task import LabelledTask  # imports torch
+        from braidlm.evals.finetuning.labelled_task import read_labelled  # imports torch
 
-        return LabelledTask(read_labelled(self.data_set, path))
-
-
-def _task(data_set: DataSet) -> type[FineTuningTask]:
-    in_babylm = data_set.task in GLUE
-    files = data_set.files[0] if in_babylm else data_set.other_files[-1]
-    source, command = (BABYLM_DATA, "") if in_babylm else (GLUE_DATA, ARCHIVE.format(ARCHIVES[data_set.name]))
-    return type(
-        data_set.task,
-        (FineTuningTask,),
-        {
-            "__doc__": data_set.description,
-            "data_set": data_set,
-            "description": f"{data_set.description} (after fine-tuning)",
-            "size": data_set.size,
-            "licence": data_set.licence,
-            "metric": f"{data_set.metric}, %",
-            "locations": data_set.locations,
-            "fetch": f"It is {files.train} and {files.valid} of {source}.{command}",
-            "collection": COMMAND if in_babylm else "",
-        },
-    )
+        return read_labelled(self.data_set, path)
 
 
 for _data_set in DATA_SETS:
-    TASKS.register(_data_set.task)(_task(_data_set))
+    _in_babylm = _data_set.task in GLUE
+    _files = _data_set.files[0] if _in_babylm else _data_set.other_files[-1]
+    _source = BABYLM_DATA if _in_babylm else GLUE_DATA
+    _command = "" if _in_babylm else ARCHIVE.format(ARCHIVES[_data_set.name])
+    TASKS.declare(
+        _data_set.task,
+        FineTuningTask,
+        data_set=_data_set,
+        description=f"{_data_set.description} (after fine-tuning)",
+        size=_data_set.size,
+        licence=_data_set.licence,
+        metric=f"{_data_set.metric}, %",
+        locations=_data_set.locations,
+        fetch=f"It is {_files.train} and {_files.valid} of {_source}.{_command}",
+        collection=COMMAND if _in_babylm else "",
+    )

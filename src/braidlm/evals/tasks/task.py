@@ -1,11 +1,11 @@
-"""The base class of tasks, and their registry."""
+"""The base class of tasks, their registry, and the suites: names that stand for several tasks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from braidlm.evals.babylm.conventions import COMMAND, SOURCE, babylm_locations
+from braidlm.evals.babylm.conventions import COMMAND, FAST, FULL, GLUE, SOURCE, babylm_locations
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.results import TaskResult
@@ -13,6 +13,21 @@ from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.model.config.registry import Registry
 
 T = TypeVar("T")
+SUITES: dict[str, tuple[str, ...]] = {
+    "babylm_fast": tuple(FAST),
+    "babylm_full": tuple(FULL),
+    "glue_babylm": tuple(GLUE),
+    "choice": ("arc_easy", "arc_challenge", "winogrande", "hellaswag", "piqa", "openbookqa", "boolq", "lambada"),
+    "bmlama": ("bmlama17", "bmlama53"),
+}
+"""The evaluations of BabyLM 2025: for checkpoints, for a finished model, and with fine-tuning. Age of acquisition
+(`aoa`) needs all checkpoints of a run and is in no suite. `choice` has the tasks that many papers report without
+fine-tuning, `bmlama` facts in several languages."""
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """Tasks for names of suites and tasks, each once, in the order of the names."""
+    return list(dict.fromkeys(task for name in names for task in SUITES.get(name, (name,))))
 
 
 class TaskRegistry(Registry):
@@ -30,6 +45,10 @@ class TaskRegistry(Registry):
             return super(TaskRegistry, self).register(name)(task)
 
         return add
+
+    def declare(self, name: str, base: "type[Task]", **attributes: Any) -> None:
+        """Add a task that differs from its base class only in attributes."""
+        self.register(name)(type(name, (base,), attributes))
 
 
 TASKS = TaskRegistry("task")
@@ -74,7 +93,7 @@ class Task(ABC):
     uses: tuple[str, ...] = ()
     """The fields of `Settings` that its score depends on."""
     scores_runs = False
-    """Whether it scores whole runs, over all checkpoints (`run_scores.py`)."""
+    """Whether it scores whole runs, over all checkpoints (`RunTask` in `evaluate.py`)."""
     version = 1
     """Raised when the same model and data would give another score: results cached before no longer count."""
 
@@ -83,5 +102,5 @@ class Task(ABC):
         """Read and check the data."""
 
     def open_with(self, path: Path, settings: Settings) -> OpenTask:
-        """The same for a task whose data is read in ways that settings choose."""
+        """Read and check the data in the ways that the settings choose."""
         return self.open(path)

@@ -27,7 +27,7 @@ from braidlm.edits.edit import SOURCE, EditPlan
 from braidlm.edits.modules import layers_of, modules_of
 from braidlm.edits.prune import Prune
 from braidlm.edits.usage import Calibration, Usage, all_modules, calibration_texts, measure_usage
-from braidlm.evals.evaluate import evaluate_opened, open_to_score
+from braidlm.evals.evaluate import evaluate, open_to_score
 from braidlm.evals.reports.curves import Curves, Point
 from braidlm.evals.results import CACHE
 from braidlm.model.config.braid_config import BraidConfig
@@ -129,7 +129,7 @@ def prune_curve(
             curves.points.append(point)
         return list({folder.name: folder for folder, _ in opened}.values())
 
-    scored = evaluate_opened(open_points, tasks, out=out, **evaluation)
+    scored = evaluate(open_points, tasks, out=out, **evaluation)
     curves.score(scored)
     if out is not None:
         write(curves.whole_report(), out, curves.name)

@@ -1,0 +1,256 @@
+"""The files of a data set in memory, plain or compressed with gzip, with a hash over all of them."""
+
+import gzip
+import hashlib
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.reading import parse_json, parse_row
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file of a data set, from a folder or an archive."""
+
+    name: str
+    """The name without folders, with its extension."""
+    where: str
+    """The location, for error messages."""
+    content: bytes
+
+    @property
+    def stem(self) -> str:
+        return Path(self.name).stem
+
+    @property
+    def text(self) -> str:
+        """The content, decoded."""
+        try:
+            return self.content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BraidError(f"this is not UTF-8 text ({error.reason} at byte {error.start})", self.where) from None
+
+
+def files_of(path: Path | str, extension: str = ".jsonl", example: str = "") -> list[TextFile]:
+    """The files of a folder with this extension, or one file."""
+    path = Path(path)
+    paths = [path] if path.is_file() else sorted(path.glob(f"*{extension}"))
+    if not paths:
+        todo = f"A line of such a file is {example}." if example else None
+        raise BraidError(f"there are no {extension} files here", str(path), todo)
+    return [TextFile(path.name, str(path), path.read_bytes()) for path in paths]
+
+
+def unpacked_files(path: Path, pattern: str = "*.jsonl") -> list[TextFile]:
+    """A file, or the files anywhere below a folder that match a pattern, decompressed if they end with `.gz`."""
+    paths = [path] if path.is_file() else sorted({*path.rglob(pattern), *path.rglob(f"{pattern}.gz")})
+    if not paths:
+        raise BraidError(f"there are no files {pattern} or {pattern}.gz here", str(path))
+    files = []
+    for file in paths:
+        content = file.read_bytes()
+        if file.suffix == ".gz":
+            try:
+                content = gzip.decompress(content)
+            except (EOFError, gzip.BadGzipFile, zlib.error):
+                raise BraidError("this file is damaged: it cannot be unpacked", str(file)) from None
+        files.append(TextFile(file.name.removesuffix(".gz"), str(file), content))
+    return files
+
+
+def sha256_of_files(files: Sequence[TextFile]) -> str:
+    """One hash over names and contents."""
+    lines = [f"{file.name} {hashlib.sha256(file.content).hexdigest()}\n" for file in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One object of a file."""
+
+    fields: dict[str, Any]
+    stem: str
+    """The file's name without its extension."""
+    where: str
+    """File and line number."""
+    example: str
+    """An example of a line, for error messages."""
+
+    def text(self, key: str) -> str:
+        """A sentence."""
+        value = self.value(key)
+        if not isinstance(value, str) or not value.strip():
+            raise self.error(f"'{key}' is to be a sentence, not {json.dumps(value)[:40]}")
+        return value
+
+    def number(self, key: str) -> float:
+        """A number, or a text that is one."""
+        value = self.value(key)
+        try:
+            number = float("nan" if isinstance(value, bool) else value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise self.error(f"'{key}' is to be a number, not {json.dumps(value)[:40]}")
+        return number
+
+    def texts(self, key: str) -> list[str]:
+        """Two sentences or more."""
+        value = self.value(key)
+        valid = isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
+        if not valid or len(value) < 2:
+            raise self.error(f"'{key}' is to be a list of two sentences or more, not {json.dumps(value)[:40]}")
+        return value
+
+    def inner(self, key: str) -> "Row":
+        """An object inside the row."""
+        value = self.value(key)
+        if not isinstance(value, dict):
+            raise self.error(f"'{key}' is to be an object, not {short(value)}")
+        return replace(self, fields=value)
+
+    def label(self, key: str, labels: Sequence[str | int]) -> int:
+        """The index of a field's value among the labels; numbers may be written as text."""
+        value = self.value(key)
+        names = [str(label) for label in labels]
+        name = str(value).strip()
+        if isinstance(value, bool) or name not in names:
+            raise self.error(f"'{key}' is to be one of {', '.join(names)}, not {short(value)}")
+        return names.index(name)
+
+    def value(self, key: str) -> Any:
+        """The value of a field, of any type."""
+        if key not in self.fields:
+            raise self.error(f"there is no '{key}'.{did_you_mean(key, self.fields).replace('There are', 'It has')}")
+        return self.fields[key]
+
+    def error(self, what: str) -> BraidError:
+        """An error about this row."""
+        return BraidError(what, self.where, f"A line is {self.example}.")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All rows of some files, in the order of the files' names."""
+
+    rows: list[Row]
+    sha256: str
+    """The hash of names and contents."""
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+
+def rows_of(files: Sequence[TextFile], path: Path | str, example: str) -> Rows:
+    """Parse every line as an object."""
+    rows = [
+        Row(fields, file.stem, where, example)
+        for file in files
+        for fields, where in json_lines(file, f"A line is {example}.")
+    ]
+    if not rows:
+        raise BraidError("the files are empty", str(path))
+    return Rows(rows, sha256_of_files(files))
+
+
+def short(value: Any) -> str:
+    """The beginning of a value, for error messages."""
+    return json.dumps(value, ensure_ascii=False)[:40]
+
+
+def json_lines(file: TextFile, todo: str | None = None) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects of a JSONL file, each with its file and line number; `todo` is for errors."""
+    # Only a newline ends a line: other line separators of Unicode may occur within a sentence.
+    for number, line in enumerate(file.text.replace("\r\n", "\n").split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{file.where}, line {number}"
+        yield parse_row(line, where, todo), where
+
+
+def question_rows(path: Path, example: str) -> Rows:
+    """The rows of all JSONL files of a folder, or of one file, which may also be JSON with lists of objects."""
+    if path.suffix != ".json":
+        return rows_of(files_of(path, example=example), path, example)
+    files = files_of(path, ".json")
+    rows = [row for file in files for row in _of_lists(file, example)]
+    if not rows:
+        raise BraidError("the file has no lists of objects", str(path))
+    return Rows(rows, sha256_of_files(files))
+
+
+def labelled_options(row: Row) -> tuple[list[str], int]:
+    """Options and answer of a row with `choices: {text, label}` and `answerKey`."""
+    choices = row.inner("choices")
+    texts, labels = choices.texts("text"), choices.texts("label")
+    if len(texts) != len(labels):
+        raise row.error(f"there are {len(texts)} options and {len(labels)} labels")
+    return texts, row.label("answerKey", labels)
+
+
+def numbered_options(row: Row, options: str = "choices", answer: str = "gold") -> tuple[list[str], int]:
+    """Options and answer of a row with a list of options and the index of the right one, counted from 0."""
+    choices = row.texts(options)
+    return choices, row.label(answer, range(len(choices)))
+
+
+def _of_lists(file: TextFile, example: str) -> Iterator[Row]:
+    content = parse_json(file.text, file.where, expect=object)
+    lists = {"": content} if isinstance(content, list) else content if isinstance(content, dict) else {}
+    for name, items in lists.items():
+        for number, item in enumerate(items if isinstance(items, list) else (), 1):
+            row = Row({}, file.stem, f"{file.where}, {f'{name}, ' if name else ''}item {number}", example)
+            if not isinstance(item, dict):
+                raise row.error(f"this is not an object but {short(item)}")
+            yield replace(row, fields=item)
+
+
+def protected_files(path: Path, folder_names: Sequence[str], passwords: Sequence[str]) -> list[TextFile]:
+    """The files of a zip or an unpacked folder; where it has several folders, those of one of `folder_names`."""
+    if path.is_dir():
+        folders = [path / name for name in folder_names if (path / name).is_dir()]
+        return files_of(folders[0] if folders and not any(path.glob("*.jsonl")) else path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _members(archive, path, folder_names, passwords)
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise BraidError(
+            f"this archive cannot be read ({error})", str(path), "Give the folder it unpacks to."
+        ) from None
+
+
+def _members(
+    archive: zipfile.ZipFile, path: Path, folder_names: Sequence[str], passwords: Sequence[str]
+) -> list[TextFile]:
+    names = [name for name in archive.namelist() if name.endswith(".jsonl")]
+    wanted = [name for name in names if set(PurePosixPath(name).parts[:-1]) & set(folder_names)]
+    folders = {PurePosixPath(name).parent for name in names}
+    if not wanted and len(folders) == 1:
+        wanted = names  # an archive of a single folder may have another name
+    if not wanted:
+        raise BraidError(f"there are no .jsonl files of {' or '.join(folder_names)} in this archive", str(path))
+    files = [
+        TextFile(PurePosixPath(name).name, f"{path}/{name}", _content(archive, name, path, passwords))
+        for name in wanted
+    ]
+    return sorted(files, key=lambda file: file.name)
+
+
+def _content(archive: zipfile.ZipFile, name: str, path: Path, passwords: Sequence[str]) -> bytes:
+    for password in (None, *passwords):
+        try:
+            return archive.read(name, pwd=None if password is None else password.encode())
+        except (RuntimeError, zipfile.BadZipFile) as error:  # a wrong password is noticed at once or by the checksum
+            if isinstance(error, NotImplementedError):
+                raise
+    known = ", ".join(f"'{password}'" for password in passwords)
+    raise BraidError(
+        f"none of the known passwords ({known}) opens this archive", str(path), "Give the folder it unpacks to."
+    )

@@ -1,0 +1,218 @@
+"""Items of several options, of which the first is right: is it the most probable one?
+
+The metric of the BabyLM pipeline for BLiMP (minimal pairs: two sentences that differ in one point, the grammatical one
+first), EWoK, entity tracking and COMPS: of each option the sum of the log-probabilities of the tokens that reach into
+its continuation, given its context (`requests.py` says which tokens); right if none is larger than that of the first;
+the accuracy of each set in percent; the mean over the sets. Equal sums count as right, as in the pipeline, and are
+counted: they occur where options have the same tokens.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.files.rows import files_of, rows_of
+from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.scoring.near_ties import resolve_near_ties
+from braidlm.evals.scoring.prefix_trees import PrefixTrees
+from braidlm.evals.scoring.requests import (
+    Begin,
+    Request,
+    consecutive_ranges,
+    from_divergence,
+    requests_for,
+    too_long,
+    truncate_alike,
+)
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
+from braidlm.evals.statistics import INFLUENCE, mean_influences, percentage_error, set_influences
+
+if TYPE_CHECKING:
+    from braidlm.data.corpora.stories.generator import PronounPair
+
+T = TypeVar("T")
+METRIC = "accuracy, % (mean over sets)"
+GOOD, BAD = "sentence_good", "sentence_bad"
+KINDS = {"field": "field", "linguistics_term": "phenomenon"}
+"""Attributes of BLiMP's sets: their names in its files, and ours."""
+PAIR_EXAMPLE = f'{{"{GOOD}": "Cats sleep.", "{BAD}": "Cats sleeps.", "UID": "agreement"}}'
+
+
+@dataclass
+class TaskItems(Generic[T]):
+    """The items of a task, read and checked."""
+
+    items: list[T]
+    sha256: str
+
+    @property
+    def count(self) -> int:
+        return len(self.items)
+
+
+@dataclass(frozen=True)
+class Item:
+    """Options as (context, continuation), the right one first, and the set that the item belongs to."""
+
+    options: tuple[tuple[str, str], ...]
+    of: str
+    answers: tuple[str, ...]
+    """The options as a file of predictions has them."""
+    kinds: tuple[str, ...] = ()
+    """The values of the attributes of `KINDS` that its file has."""
+
+
+def pair(good: str, bad: str, of: str, kinds: tuple[str, ...] = ()) -> Item:
+    """A minimal pair: two whole sentences."""
+    return Item((("", good), ("", bad)), of, (good, bad), kinds)
+
+
+@dataclass
+class RankedOptions(TaskItems[Item]):
+    """All items of a task, read and checked."""
+
+    metric: str = METRIC
+    splits: dict[str, str] = field(default_factory=dict)
+    """For each set the split it belongs to, if there are splits."""
+    share_context: bool = True
+    """Whether all options of an item lose as much of a context that is too long for the model as the longest does."""
+
+    def sums(
+        self,
+        scorer: Scorer,
+        tokenizer: BraidTokenizer,
+        advance: ProgressCallback | None = None,
+        begin: Begin = "tokenizer",
+    ) -> tuple[np.ndarray, list[range]]:
+        """The log-probability of every option from where the options of an item diverge, and the range of each item."""
+        requests, trees, groups, _ = self._prepare(scorer, tokenizer, begin)
+        return resolve_near_ties(scorer, requests, scorer.score_trees(trees, advance).sums, groups), groups
+
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
+        """Accuracy in percent, the mean over sets (and splits)."""
+        result = self.result(task, *self.sums(model.scorer, model.tokenizer, advance))
+        result.notes.update(self._prepare(model.scorer, model.tokenizer, "tokenizer")[-1])
+        return result
+
+    def result(self, task: str, sums: np.ndarray, groups: Sequence[range]) -> TaskResult:
+        """The result that follows from the log-probability of every option."""
+        chosen = [int(np.argmax(sums[group.start : group.stop])) for group in groups]  # the first of equal ones
+        right = [option == 0 for option in chosen]
+        guesses = [1 / len(item.options) for item in self.items]
+        result = set_accuracy(task, self.metric, [item.of for item in self.items], right, guesses, self.splits)
+        result.notes["ties"] = sum(
+            int(np.count_nonzero(sums[group.start : group.stop] == sums[group.start]) > 1) for group in groups
+        )
+        result.items["chosen"] = chosen
+        if all(len(item.kinds) == len(KINDS) for item in self.items):
+            for at, kind in enumerate(KINDS.values()):
+                result.by[kind] = percentages([item.kinds[at] for item in self.items], right)
+        return result
+
+    def predictions(self, result: TaskResult) -> dict[str, Any]:
+        """The answers as the BabyLM pipeline writes them: by set, in the order of the data."""
+        answers = [item.answers[chosen] for item, chosen in zip(self.items, result.items["chosen"], strict=True)]
+        return predictions_by_set(answers, [item.of for item in self.items])
+
+    @cached_per_tokenizer
+    def _prepare(
+        self, scorer: Scorer, tokenizer: BraidTokenizer, begin: Begin
+    ) -> tuple[list[Request], PrefixTrees, list[range], dict[str, int]]:
+        groups = consecutive_ranges([len(item.options) for item in self.items])
+        options = [option for item in self.items for option in item.options]
+        full = from_divergence(requests_for(tokenizer, options, begin), groups)
+        requests = truncate_alike(full, groups, scorer.context) if self.share_context else full
+        return requests, scorer.build_trees(requests), groups, too_long(full, scorer.context, groups)
+
+
+def read_pairs(path: Path | str) -> RankedOptions:
+    """The minimal pairs of every `.jsonl` file of a folder, or of one file."""
+    rows = rows_of(files_of(path, example=PAIR_EXAMPLE), path, PAIR_EXAMPLE)
+    pairs = []
+    for row in rows:
+        # One of BLiMP's sets writes its field as syntax/semantics, the others of that field as syntax_semantics.
+        kinds = tuple(str(row.fields[key]).replace("/", "_") for key in KINDS if row.fields.get(key))
+        pairs.append(pair(row.text(GOOD), row.text(BAD), str(row.fields.get("UID") or row.stem), kinds))
+    return RankedOptions(pairs, rows.sha256, share_context=False)
+
+
+def predictions_by_set(answers: Sequence[Any], sets: Sequence[str]) -> dict[str, Any]:
+    """Answers by set, each with its id, as in the BabyLM pipeline's files of predictions."""
+    by_set: dict[str, Any] = {}
+    for answer, name in zip(answers, sets, strict=True):
+        predictions = by_set.setdefault(name, {"predictions": []})["predictions"]
+        fields = answer if isinstance(answer, dict) else {"pred": answer}
+        predictions.append({"id": f"{name}_{len(predictions)}", **fields})
+    return by_set
+
+
+def set_accuracy(
+    task: str,
+    metric: str,
+    sets: Sequence[str],
+    right: Sequence[bool],
+    chances: Sequence[float],
+    splits: Mapping[str, str] | None = None,
+) -> TaskResult:
+    """The mean over sets of the percentage that is right; where sets belong to splits, first over those of a split.
+
+    `sets` has the set of each item, `chances` the probability that a guess is right.
+    """
+    guesses: dict[str, list[float]] = {}
+    for name, chance in zip(sets, chances, strict=True):
+        guesses.setdefault(name, []).append(chance)
+    parts = percentages(sets, right)
+    weights = _weights(list(parts), splits or {})
+    rates = {name: part.score / 100 for name, part in parts.items()}
+    # The variance of a weighted mean: that of its parts, each times the square of its weight.
+    variance = sum(weights[name] ** 2 * (rates[name] * (1 - rates[name]) / part.count) for name, part in parts.items())
+    return TaskResult(
+        task=task,
+        metric=metric,
+        score=sum(weights[name] * part.score for name, part in parts.items()),
+        count=len(sets),
+        standard_error=100 * math.sqrt(variance),
+        chance=round(100 * sum(weights[name] * float(np.mean(values)) for name, values in guesses.items()), 6),
+        parts=parts,
+        notes={"sets": len(parts)},
+        items={INFLUENCE: set_influences(100.0 * np.array(right, dtype=np.float64), sets, weights)},
+    )
+
+
+def accuracy(task: str, right: Sequence[bool] | np.ndarray, metric: str = "accuracy, %", **more: Any) -> TaskResult:
+    """The percentage of all items that is right; `more` are further fields of the result."""
+    rate = float(np.mean(right))
+    items = {**more.pop("items", {}), INFLUENCE: mean_influences(100.0 * np.asarray(right))}
+    error = percentage_error(rate, len(right))
+    return TaskResult(task, metric, 100 * rate, len(right), error, items=items, **more)
+
+
+def percentages(groups: Iterable[str | None], right: Iterable[bool]) -> dict[str, Part]:
+    """The accuracy of each group, in the order of their names; `groups` has the group of each item, if it has one."""
+    hits: dict[str, list[bool]] = {}
+    for name, hit in zip(groups, right, strict=True):
+        if name is not None:
+            hits.setdefault(name, []).append(bool(hit))
+    return {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(hits.items())}
+
+
+def _weights(sets: Sequence[str], splits: Mapping[str, str]) -> dict[str, float]:
+    of = {name: splits.get(name, "") for name in sets}
+    sizes = {split: sum(other == split for other in of.values()) for split in of.values()}
+    return {name: 1 / (len(sizes) * sizes[split]) for name, split in of.items()}
+
+
+def pronoun_accuracy(model: Any, tokenizer: BraidTokenizer, pairs: "Sequence[PronounPair]") -> float:
+    """The built-in stories' own test: in what share of pairs the agreeing pronoun is more probable than the other."""
+    requests = []
+    for each in pairs:
+        prefix = [*tokenizer.beginning, *tokenizer.encode(each.prefix)]
+        requests += [Request([*prefix, *tokenizer.encode(word)], len(prefix)) for word in (each.right, each.wrong)]
+    sums = Scorer(model).score(requests).sums
+    return float((sums[0::2] > sums[1::2]).mean())

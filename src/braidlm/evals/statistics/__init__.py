@@ -1,1 +1,0 @@
-"""Statistics of scores: standard errors, influences, significance, regressions and curve fits."""

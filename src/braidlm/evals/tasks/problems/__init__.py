@@ -1,1 +1,0 @@
-"""Problems whose solutions a model writes: maths and code."""

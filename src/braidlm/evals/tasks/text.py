@@ -1,0 +1,177 @@
+"""Text that a model predicts: your own, and WikiText-2, articles of Wikipedia, the field's usual text for perplexity.
+
+WikiText-2 is scored as lm-evaluation-harness does (tasks/wikitext): a page is a document by itself, its text is
+detokenized ("a @-@ b" is "a-b") before it is scored, and its log-probability is divided by the words and bytes of the
+original page, so that models with different tokenizers can be compared.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from braidlm.core.errors import BraidError
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.rows import TextFile, files_of, rows_of, sha256_of_files
+from braidlm.evals.formats.held_out_text import HeldOutText, bits_per_byte, encode_long, read_text, window_of
+from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.scoring.prefix_trees import PrefixTrees
+from braidlm.evals.scoring.requests import begin_id, sliding_windows
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
+from braidlm.evals.statistics import INFLUENCE, ratio_error, ratio_influences
+from braidlm.evals.tasks.task import TASKS, Task
+
+NAMES = {
+    "test": ("test.txt", "wiki.test.tokens", "wiki.test.raw", "test.jsonl"),
+    "valid": ("valid.txt", "validation.txt", "wiki.valid.tokens", "wiki.valid.raw", "validation.jsonl", "valid.jsonl"),
+}
+EXAMPLE = '{"page": " = Title = \\n\\n Text . \\n"}'
+SPELLINGS = (
+    *(("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")),
+    *((f" {mark} ", f"{mark} ") for mark in ":;.!?,"),
+)
+"""Replaced first: separators in numbers, spaces before punctuation."""
+ENCLOSED = (
+    (r"\(\s*([^\)]*?)\s*\)", r"(\1)"),
+    (r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
+    (r"{\s*([^}]*?)\s*}", r"{\1}"),
+    (r"\"\s*([^\"]*?)\s*\"", r'"\1"'),
+    (r"'\s*([^']*?)\s*'", r"'\1'"),
+)
+"""Spaces inside brackets and quotes."""
+REST = (
+    *(("= = = =", "===="), ("= = =", "==="), ("= =", "==")),
+    *((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")),
+)
+
+
+@dataclass
+class WikiPages:
+    """The pages of each split; the first split gives the score."""
+
+    splits: dict[str, list[str]]
+    sha256: str
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.splits.values()))
+
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
+        """Bits per byte of the first split; of every split that and the perplexity per word."""
+        trees, sizes = self._prepare(model.scorer, model.tokenizer)
+        tokens = model.scorer.score_trees(trees, advance).tokens
+        sums = np.add.reduceat(tokens, np.concatenate(([0], np.cumsum(sizes)[:-1])))
+        parts, also, begin = {}, {}, 0
+        for name, pages in self.splits.items():
+            total = float(sums[begin : begin + len(pages)].sum())
+            parts[name] = Part(bits_per_byte(total, sum(len(page.encode()) for page in pages)), len(pages))
+            also[f"perplexity per word, {name}"] = math.exp(-total / sum(map(words, pages)))
+            begin += len(pages)
+        name, pages = next(iter(self.splits.items()))
+        lengths = np.array([len(page.encode()) for page in pages])
+        return TaskResult(
+            task=task,
+            metric=f"bits per byte ({name})",
+            score=parts[name].score,
+            count=self.count,
+            standard_error=ratio_error(-sums[: len(pages)] / math.log(2), lengths, parts[name].score),
+            higher_is_better=False,
+            parts=parts,
+            also=also,
+            notes={"tokens": int(sizes.sum()), "window": window_of(model.scorer)},
+            items={INFLUENCE: ratio_influences(-sums[: len(pages)] / math.log(2), lengths)},
+        )
+
+    @cached_per_tokenizer
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[PrefixTrees, np.ndarray]:
+        window = window_of(scorer)
+        bos = begin_id(tokenizer)
+        encoded = [encode_long(tokenizer, detokenized(page)) for pages in self.splits.values() for page in pages]
+        requests = [request for ids in encoded for request in sliding_windows(ids, bos, window)]
+        return PrefixTrees(requests, share=False), np.array([len(ids) for ids in encoded])
+
+
+def pages_of(text: str) -> list[str]:
+    """A file of WikiText in pages, which begin with a heading of the first level (` = Title = `)."""
+    pages: list[list[str]] = [[]]
+    for line in text.split("\n"):
+        bare = line.replace("= = =", "===").replace("= =", "==").strip()
+        if bare.startswith("= ") and bare.endswith(" ="):
+            pages.append([])
+        pages[-1].append(line)
+    texts = ["\n".join(lines) for lines in pages]
+    return [page for page in texts if page.strip()]
+
+
+def detokenized(page: str) -> str:
+    """The text of a page without the marks and spaces of WikiText's tokenization."""
+    page = _replaced(page, SPELLINGS)
+    for pattern, replacement in ENCLOSED:
+        page = re.sub(pattern, replacement, page)
+    return _replaced(page, REST)
+
+
+def words(page: str) -> int:
+    """The words of an original page, counted as lm-evaluation-harness counts them."""
+    return len(re.split(r"\s+", page))
+
+
+def _replaced(text: str, pairs: Sequence[tuple[str, str]]) -> str:
+    for old, new in pairs:
+        text = text.replace(old, new)
+    return text
+
+
+@TASKS.register("wikitext2")
+class WikiText2(Task):
+    """Test and validation, by pages (lm-evaluation-harness, tasks/wikitext, reads the raw version)."""
+
+    description = "WikiText-2: bits per byte of the original text; perplexity per word beside it"
+    size = "62 pages (test) and 60 (validation)"
+    licence = "CC BY-SA (Wikipedia)"
+    metric = "bits per byte (test)"
+    locations = ("choice/wikitext2", "wikitext2", "wikitext-2", "wikitext-2-raw")
+    hub = HubSource("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", ("test", "validation"))
+
+    def open(self, path: Path) -> WikiPages:
+        if path.is_file():
+            files = {path.stem: files_of(path)[0]}
+        else:
+            paths = {split: [path / n for n in names if (path / n).is_file()] for split, names in NAMES.items()}
+            files = {split: files_of(candidates[0])[0] for split, candidates in paths.items() if candidates}
+        splits = {split: _pages(file) for split, file in files.items()}
+        splits = {split: pages for split, pages in splits.items() if pages}
+        if not splits:
+            raise BraidError(f"there is no {' and no '.join(names[0] for names in NAMES.values())} here", str(path))
+        return WikiPages(splits, sha256_of_files(list(files.values())))
+
+
+def _pages(file: TextFile) -> list[str]:
+    if file.name.endswith(".jsonl"):
+        return [row.text("page") for row in rows_of([file], file.where, EXAMPLE)]
+    return pages_of(file.text)
+
+
+@TASKS.register("bits_per_byte")
+class BitsPerByte(Task):
+    """Any text that was not trained on."""
+
+    description = "how well a model predicts text of yours, whatever its tokenizer; lower is better"
+    size = "a file, a folder of files, or a packed data set"
+    licence = "your own"
+    metric = "bits per byte"
+    locations = ("dev", "validation")
+    fetch = "Give text that the models were not trained on: `--data bits_per_byte=PATH`, text or a packed data set."
+    uses = ("field", "joiner", "answer", "template", "separator", "held_out", "half", "max_tokens", "window")
+    version = 2
+
+    def open(self, path: Path) -> HeldOutText:
+        return read_text(path)
+
+    def open_with(self, path: Path, settings: Settings) -> HeldOutText:
+        return read_text(path, settings)
