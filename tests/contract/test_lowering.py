@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.contract.part_variants import every_option
+from tests.plain_losses import plain_losses
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -22,7 +23,6 @@ from braidlm.model.errors import BraidError
 from braidlm.model.feed.feeds import SwiGLU
 from braidlm.model.initialisation import initialisations
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.step.objective import plain_losses
 from tests.tiny_models import random_ids, tiny_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -20,8 +20,8 @@ from braidlm.training.config import TrainingConfig
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.distillation import OnlineDistillation
 from braidlm.training.distill.teachers import Teachers
-from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass, build_extra_losses, extra_losses
-from braidlm.training.step.objective import Objective, plain_pass
+from braidlm.training.step.extra_losses import ExtraLoss, build_extra_losses, extra_losses
+from braidlm.training.step.objective import Objective
 from tests.contract.part_variants import architecture
 from tests.tiny_models import random_ids, tiny_model
 
@@ -54,7 +54,7 @@ def build(name: str, model: BraidForCausalLM) -> ExtraLoss:
 
 @pytest.mark.parametrize("name", [*extra_losses, DISTILL])
 def test_every_extra_loss_trains_a_model_with_every_head(name: str, model: BraidForCausalLM) -> None:
-    if name == "masked" and model.model.readers:
+    if name == "masked" and model.model.head_slots:
         with pytest.raises(BraidError, match="its head judges every token by those before it"):
             build(name, model)
         return
@@ -74,7 +74,7 @@ def test_every_extra_loss_trains_a_model_with_every_head(name: str, model: Braid
 
 def test_the_stream_is_the_last_layers_whatever_the_head_reads(model: BraidForCausalLM) -> None:
     ids, record = random_ids(2, 9), LayerRecord([])
-    hidden, _ = plain_pass(model, ids, record=record)
-    done = TrainingPass(model, ids, ids, torch.tensor(18.0), hidden, tuple(record.hidden_states or ()))
-    assert torch.equal(done.stream_of(done.hidden), done.layers[-1])
-    assert torch.equal(done.stream_of(done.hidden[1:]), done.layers[-1][1:])
+    done = model.run(ids, record=record)
+    assert torch.equal(done.hidden, (record.hidden_states or [])[-1])
+    assert done.hidden.shape[-1] == model.model.width_out
+    assert bool(done.read) == bool(model.model.head_slots)

@@ -187,7 +187,8 @@ def test_whole_models_are_read_by_their_shares(head: dict[str, Any]) -> None:
     layers = find_layers(model)
     assert [(layer.name, layer.read_by, layer.choices) for layer in layers] == [("head", "shares", PATHS)]
     (found,) = collect_choices(model, layers, [Text("text", None, ids[0].tolist())])
-    wanted = model.head.log_weights(model.model(ids).last_hidden_state).argmax(-1)
+    done = model.run(ids)
+    wanted = model.head.log_weights(done.hidden, **done.read).argmax(-1)
     assert found.main_LT[0].tolist() == wanted[0].tolist()
     assert len(set(wanted[0].tolist())) == 2, "both are taken"
     use_paths(model, ["maths"])

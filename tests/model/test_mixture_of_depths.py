@@ -17,7 +17,7 @@ from braidlm.model.errors import BraidError
 from braidlm.model.mixture_of_depths import MixtureOfDepths
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.losses import routing_loss, usages
-from braidlm.training.step.objective import plain_losses
+from tests.plain_losses import plain_losses
 from tests.tiny_models import random_ids, tiny_config, tiny_model
 
 BLOCKS: dict[str, dict[str, Any]] = {

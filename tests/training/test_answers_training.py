@@ -17,8 +17,8 @@ from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.data.packing.prepare import prepare
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.step.objective import plain_losses
 from braidlm.training.train import train
+from tests.plain_losses import plain_losses
 from tests.tiny_models import tiny_model
 from tests.training.tiny_runs import merged, records, tiny_recipe
 

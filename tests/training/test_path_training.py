@@ -19,11 +19,11 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin
 from braidlm.training.config import TrainingConfig
 from braidlm.training.loop import Trainer
-from braidlm.training.step.objective import plain_losses
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
 from braidlm.training.trainables.braid_model import TrainableBraid
+from tests.plain_losses import plain_losses
 from tests.tiny_models import VOCABULARY, tiny_model
 from tests.training.forked_runs import fork
 from tests.training.tiny_runs import records, tiny_recipe, weight_bytes, weights, written

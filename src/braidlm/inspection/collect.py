@@ -91,13 +91,13 @@ def collect_choices(
 def _routings(model: BraidForCausalLM, windows: Windows) -> tuple[dict[str, Routing], Tensor | None]:
     """The routings of one batch by their names, and the shares that a head gives each path, if it weighs tokens."""
     ids, mask = windows.padded(model.device)
-    body = model.model(ids, attention_mask=mask, use_cache=False)
+    done = model.run(ids, attention_mask=mask)
     shares_BTN = None
     if weighs_tokens(model):
-        active = model.head.log_weights(body.last_hidden_state)
+        active = model.head.log_weights(done.hidden, **done.read)
         shares_BTN = active.new_full((*active.shape[:-1], len(model.head.names)), -torch.inf)
         shares_BTN[..., model.head.active] = active
-    return {routing.name: routing for routing in body.routings or ()}, shares_BTN
+    return {routing.name: routing for routing in done.routings}, shares_BTN
 
 
 def _choices_in(

@@ -37,7 +37,7 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.losses import Evaluator
 from braidlm.model.routing.routing import Routings
-from braidlm.model.span import make_masks
+from braidlm.model.span import TextPass, make_masks
 
 USES_OF_DROPOUT = 2
 """A block drops what its attention and what its feed-forward part add, each with a seed of its own."""
@@ -102,7 +102,7 @@ class LoweredModel:
                     rows = hidden.flatten(0, 1)
                     text = lowering.loss(head, rows, casts, targets.flatten(), total, tied, soft)
             else:
-                text = head.loss(hidden, targets, count)
+                text = head.loss(hidden, targets, count, **self.read(hidden, inputs))
             self.synchronize()  # the routing loss is to be added
         return text, added, routings
 
@@ -110,8 +110,10 @@ class LoweredModel:
     def logits(self, inputs: Tensor, start: int = 0) -> Tensor:
         """The logits after each position from `start` on of token ids [batch, time], without what a backward pass
         would need."""
-        hidden, head = self.stream(inputs)[0][:, start:], self.model.head
-        return lowering_of(head).logits(head, hidden) if self.serves_head else head(hidden)  # type: ignore[no-any-return]
+        done, head = self.run(inputs).at((slice(None), slice(start, None))), self.model.head
+        if self.serves_head:
+            return lowering_of(head).logits(head, done.hidden)
+        return head(done.hidden, **done.read)  # type: ignore[no-any-return]
 
     def on_side(self, read: Callable[[Evaluator], T], routings: Routings, *inputs: Tensor) -> T:
         """What `read` computes of routings and other tensors, on the side stream: complete once it is synchronized."""
@@ -153,10 +155,17 @@ class LoweredModel:
                     routings += chosen
                 context.synchronize()
                 hidden = self._last_norm(_combined(stream), pending, context)
-        hidden = context.unflattened(hidden)
-        if body.readers:
-            hidden = body.read(hidden, body.span(hidden, tokens=ids))
-        return hidden, routings, context
+        return context.unflattened(hidden), routings, context
+
+    def read(self, hidden: Tensor, ids: Tensor) -> dict[str, Tensor]:
+        """What the head reads in the text beside the stream [batch, time, width], by the names of its arguments."""
+        reader = self.model.reader
+        return {} if reader is None else reader(hidden, self.body.span(hidden, tokens=ids))
+
+    def run(self, ids: Tensor) -> TextPass:
+        """One pass over token ids [batch, time] up to the head, as the plain model's `run`."""
+        hidden, routings, _ = self.stream(ids)
+        return TextPass(hidden, routings, self.read(hidden, ids))
 
     def _dtype(self, device: torch.device) -> torch.dtype:
         """The type of the stream and the products: autocast's, or else the parameters' own."""

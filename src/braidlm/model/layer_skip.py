@@ -1,6 +1,7 @@
 """LayerSkip: layers that texts pass by at random in training, and passes that end after an early layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,21 +107,32 @@ def cache_slots(stages: nn.ModuleList, last: int) -> int:
     return sum(hasattr(module, "cache_slot") for layer in layers for module in layer.modules())
 
 
+def stages_between(stages: nn.ModuleList, first: int = 0, last: int | None = None) -> Iterable[Callable[..., Any]]:
+    """What leads from the stream after layer `first` to that after layer `last`, by default the end.
+
+    Layers of all stages are counted; of a stage at either end some layers are left out. A projection between two layers
+    belongs to the later one.
+    """
+    if first == 0 and last is None:
+        return stages
+    found: list[Callable[..., Any]] = []
+    begin = 0
+    for stage in stages:
+        depth = len(layers_of(stage))
+        if begin >= first and (last is None or begin + max(depth, 1) <= last):
+            found.append(stage)
+        elif chosen := range(max(first - begin, 0), depth if last is None else min(last - begin, depth)):
+            found.append(partial(stage.run_some, chosen))  # type: ignore[arg-type]
+        begin += depth
+    return found
+
+
 def run_layers(
     stages: nn.ModuleList, hidden: Tensor, span: Span, first: int = 0, last: int | None = None
 ) -> tuple[Tensor, Routings]:
-    """The stream after layer `last` (by default the end) from that after layer `first`, layers of all stages counted.
-
-    A projection between two layers belongs to the later one.
-    """
+    """The stream after layer `last` (by default the end) from that after layer `first`, and the routings between."""
     routings: Routings = ()
-    begin = 0
-    for stage in stages:
-        depth, added = len(layers_of(stage)), ()
-        if begin >= first and (last is None or begin + max(depth, 1) <= last):
-            hidden, added = stage(hidden, span)
-        elif chosen := range(max(first - begin, 0), depth if last is None else min(last - begin, depth)):
-            hidden, added = stage.run_some(chosen, hidden, span)  # type: ignore[operator]
-        routings += added
-        begin += depth
+    for stage in stages_between(stages, first, last):
+        hidden, chosen = stage(hidden, span)
+        routings += chosen
     return hidden, routings

@@ -16,14 +16,14 @@ from .freezing import freeze
 from .heads.embedding import embeddings
 from .heads.head import Head, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
-from .layer_skip import cache_slots, chosen_exit, run_layers, set_dropout
+from .layer_skip import cache_slots, chosen_exit, set_dropout, stages_between
 from .norms import norms
 from .paths.switches import address_outside_stack, switch_off_modules, use_paths
 from .precision import compute_dtype
 from .pretrained import BraidCausalLMOutput, BraidModelOutput, BraidPreTrainedModel, BraidSequenceClassifierOutput
 from .record import LayerRecord
 from .routing.routing import Routings
-from .span import KeyValueCache, Span, make_masks, positions_from_mask, rotations_for
+from .span import KeyValueCache, Masks, Reader, Span, TextPass, make_masks, positions_from_mask, rotations_for
 from .stages import stage_kinds
 
 
@@ -71,12 +71,12 @@ class BraidModel(BraidPreTrainedModel):
         self._tied_weights_keys = self.tied = _shared_names(self)
         self.post_init()
 
-        self.readers: tuple[Any, ...] = ()
-        """Heads that read the text beside the stream; in a tuple, since they are parts of another module."""
+        self.head_slots = 0
+        """How many layers of a cache, behind those of the attentions, are the head's: some heads read the text too."""
 
-    def add_reader(self, head: Any) -> None:
-        """Let a head read the text at the end of every pass, with layers of its own in the cache."""
-        self.readers, head.first_slot = (head,), len(self.cache_shapes)
+    def reserve_slots(self, head: Head) -> None:
+        """Give a head that reads the text its layers in every cache, and a mask for its window."""
+        head.first_slot, self.head_slots = len(self.cache_shapes), len(head.cache_shapes)
         self.cache_shapes = [*self.cache_shapes, *head.cache_shapes]
         self.windows = _ordered({*self.windows, head.window})
 
@@ -97,23 +97,43 @@ class BraidModel(BraidPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        reader: Reader | None = None,
         **kwargs: Any,
     ) -> BraidModelOutput | tuple:
-        hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         cache = (DynamicCache() if past_key_values is None else past_key_values) if use_cache else None
         record = self._record(output_hidden_states, output_attentions)
-        span = self.span(hidden, attention_mask, position_ids, cache, record, input_ids)
-        hidden, routings = self.stream(hidden, span)
+        done = self.run(
+            input_ids,
+            inputs_embeds,
+            reader,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            record=record,
+        )
         output = BraidModelOutput(
-            last_hidden_state=hidden,
+            last_hidden_state=done.hidden,
             past_key_values=cache,
             hidden_states=None if record.hidden_states is None else tuple(record.hidden_states),
             attentions=None if record.attentions is None else tuple(record.attentions),
-            routings=routings or None,
+            routings=done.routings or None,
+            read=done.read or None,
         )
         return output if return_dict is not False else output.to_tuple()
+
+    def run(
+        self, tokens: Tensor | None, embedded: Tensor | None = None, reader: Reader | None = None, **options: Any
+    ) -> TextPass:
+        """One pass over tokens [batch, time], or over embedded ones: the one place that puts a forward together.
+
+        `options` are those of `span`; `reader` is a head's, which reads the text beside the stream.
+        """
+        embedded = self.embedding(tokens) if embedded is None else embedded
+        span = self.span(embedded, tokens=tokens, **options)
+        hidden, routings = self.stream(embedded, span)
+        return TextPass(hidden, routings, {} if reader is None else reader(hidden, span))
 
     def _record(self, hidden_states: bool | None, attentions: bool | None) -> LayerRecord:
         """An empty record of what the caller, or else the configuration, asks for."""
@@ -129,17 +149,15 @@ class BraidModel(BraidPreTrainedModel):
 
     def stream(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         """From embedded tokens to the normalised stream."""
-        hidden, routings = run_layers(self.stages, self.enter(hidden, span), span, last=self.exit_layer)
+        hidden = self.enter(hidden, span)
+        routings: Routings = ()
+        for stage in stages_between(self.stages, last=self.exit_layer):
+            hidden, chosen = stage(hidden, span)
+            routings += chosen
         hidden = self.norm(hidden)
         if span.record is not None:
             span.record.end(hidden)
-        return self.read(hidden, span), routings
-
-    def read(self, hidden: Tensor, span: Span) -> Tensor:
-        """The normalised stream with what the head reads in the text, if it reads it."""
-        for head in self.readers:
-            hidden = head.read(hidden, span)
-        return hidden
+        return hidden, routings
 
     def enter(self, hidden: Tensor, span: Span) -> Tensor:
         """The stream before the first layer."""
@@ -163,8 +181,13 @@ class BraidModel(BraidPreTrainedModel):
         cache: KeyValueCache | None = None,
         record: LayerRecord | None = None,
         tokens: Tensor | None = None,
+        masks: Masks | None = None,
+        two_way: int = 0,
     ) -> Span:
-        """Positions, masks and rotations for a pass over `hidden` [batch, time, width], embedded `tokens`."""
+        """Positions, masks and rotations for a pass over `hidden` [batch, time, width], embedded `tokens`.
+
+        `masks`, by window, stand in place of those that follow from `attention_mask` and `cache`.
+        """
         time, device = hidden.shape[1], hidden.device
         # transformers' static caches return entries that are not filled yet.
         if getattr(cache, "is_compileable", False):
@@ -172,11 +195,13 @@ class BraidModel(BraidPreTrainedModel):
                 "Braid models do not support transformers' static caches",
                 todo="Leave out cache_implementation; `braid generate` has a fixed cache of its own.",
             )
-        # A head that reads the text keeps what it found behind the attentions, also of a pass that ends early.
-        last = None if self.readers else self.exit_layer
-        _add_cache_layers(cache, len(self.cache_shapes) if last is None else cache_slots(self.stages, last))
+        if getattr(cache, "layers", None):
+            # A head that reads the text keeps what it found behind the attentions, also of a pass that ends early.
+            last = None if self.head_slots else self.exit_layer
+            _add_cache_layers(cache, len(self.cache_shapes) if last is None else cache_slots(self.stages, last))
         past = cache.get_seq_length() if cache is not None else 0
-        self._check_length(past + time)
+        if masks is None:  # a row with masks of its own may hold several texts
+            self._check_length(past + time)
         padding = _mask_if_padded(attention_mask)
         if padding is not None and padding.shape[-1] == time and past:
             padding = nn.functional.pad(padding, (past, 0), value=1)
@@ -186,8 +211,9 @@ class BraidModel(BraidPreTrainedModel):
             position_ids = torch.arange(past, past + time, device=device)[None]
         span = Span(
             positions=position_ids,
-            masks=make_masks(self.windows, time, past, padding, device),
-            causal=past == 0 and time > 1,
+            masks=make_masks(self.windows, time, past, padding, device) if masks is None else masks,
+            causal=masks is None and past == 0 and time > 1,
+            two_way=two_way,
             cache=cache,
             rotations=rotations_for(self.head_dims, self.positions, position_ids, compute_dtype(hidden)),
             real=None if padding is None else padding[:, -time:].bool(),
@@ -215,8 +241,8 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         architecture = config.decoded
         head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
         self.head: Any = compressed_head(head, architecture.compression)
-        if hasattr(head, "read"):
-            self.model.add_reader(self.head)
+        if head.cache_shapes:
+            self.model.reserve_slots(head)
         use_paths(self, config.paths)
         freeze(self, config.frozen)
         self._tied_weights_keys = self.tied = _shared_names(self) | self._tied_head()
@@ -265,27 +291,36 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            reader=self.reader,
         )
-        slice_indices = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden = outputs.last_hidden_state[:, slice_indices]
-        logits = self.head(hidden)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        done = TextPass(outputs.last_hidden_state, outputs.routings or (), outputs.read or {}).at((slice(None), kept))
+        logits = self.head(done.hidden, **done.read)
         loss = None
         if labels is not None:
             targets, count = shift_labels(labels), kwargs.get("num_items_in_batch")
             added = self.routing_loss_in_training(outputs.routings, outputs.last_hidden_state, attention_mask)
             if isinstance(self.head, Head):
-                text = self.head.loss(hidden, targets, count, logits)
+                text = self.head.loss(done.hidden, targets, count, logits)
             else:  # peft's layer around a head has only its forward
                 text = next_token_loss(logits, targets, count)
             loss = text + added * share_of_batch(targets != IGNORED, count)
         output = BraidCausalLMOutput(loss=loss, logits=logits, **_shared_outputs(outputs))
         return output if return_dict is not False else output.to_tuple()
 
+    @property
+    def reader(self) -> Reader | None:
+        """What the head reads in the text beside the stream; None for most heads."""
+        return self.head.read if self.model.head_slots else None
+
+    def run(self, tokens: Tensor | None, embedded: Tensor | None = None, **options: Any) -> TextPass:
+        """One pass over tokens [batch, time] up to the head; `options` are those of `BraidModel.span`."""
+        return self.model.run(tokens, embedded, self.reader, **options)
+
     def text_loss(self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
         """The loss of targets, each at the position that predicts it, without the routing losses."""
-        embedded = self.model.embedding(inputs)
-        hidden, _ = self.model.stream(embedded, self.model.span(embedded, tokens=inputs))
-        return self.head.loss(hidden, targets, count)
+        done = self.run(inputs)
+        return self.head.loss(done.hidden, targets, count, **done.read)
 
 
 class BraidForSequenceClassification(BraidPreTrainedModel):

@@ -27,6 +27,8 @@ class BraidModelOutput(BaseModelOutputWithPast):
 
     routings: Routings | None = None
     """The routing of every router, in the order of the stages; None if the model has no router."""
+    read: dict[str, Tensor] | None = None
+    """What the language model's head has read in the text beside the hidden state, if it reads the text."""
 
 
 @dataclass

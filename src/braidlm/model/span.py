@@ -1,14 +1,19 @@
-"""What all blocks share in one forward pass: positions, attention masks, rotations and the cache."""
+"""What all blocks share in one forward pass (positions, attention masks, rotations, the cache), and what it gives."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .attention.positions import Positions, Rotation
 from .record import LayerRecord
+from .routing.routing import Routings
+
+Masks = dict[int | None, Tensor | None]
+"""An attention mask [batch or 1, 1, time, keys] for each window in use, true where a query sees a key; None where none
+is needed."""
 
 
 class KeyValueCache(Protocol):
@@ -25,10 +30,8 @@ class Span:
 
     positions: Tensor
     """[batch or 1, time]."""
-    masks: dict[int | None, Tensor | None]
-    """An attention mask [batch or 1, 1, time, keys] for each window in use, true where a query sees a key.
-
-    None: no mask is needed beyond `causal`."""
+    masks: Masks
+    """None: no mask is needed beyond `causal`."""
     causal: bool
     """Without a mask: whether attention is causal (`is_causal` of torch); otherwise every key is seen."""
     two_way: int = 0
@@ -63,6 +66,25 @@ class Span:
         return self.record is not None and self.record.attentions is not None
 
 
+Reader = Callable[[Tensor, Span], dict[str, Tensor]]
+"""From the normalised stream and the span of a pass to what a head reads in the text beside the stream."""
+
+
+class TextPass(NamedTuple):
+    """What one forward pass gives."""
+
+    hidden: Tensor
+    """[batch, time, width]: the normalised stream."""
+    routings: Routings
+    read: dict[str, Tensor] = {}
+    """What the head has read in the text beside the stream, [batch, time, ...], by the names of its arguments."""
+
+    def at(self, index: Any) -> "TextPass":
+        """The pass at some positions; the routings stay those of all."""
+        read = {name: values[index] for name, values in self.read.items()}
+        return TextPass(self.hidden[index], self.routings, read)
+
+
 def positions_from_mask(mask: Tensor, time: int) -> Tensor:
     """The positions of real tokens, so that padding on either side changes nothing."""
     return (mask.long().cumsum(-1) - 1).clamp_min(0)[:, -time:]
@@ -74,7 +96,7 @@ def make_masks(
     past: int,
     padding: Tensor | None,
     device: torch.device,
-) -> dict[int | None, Tensor | None]:
+) -> Masks:
     """A mask for each attention window in use, or None where `is_causal` is enough.
 
     `padding` is [batch, past + time], true for real tokens.

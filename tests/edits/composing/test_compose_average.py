@@ -179,7 +179,7 @@ def test_a_plan_writes_nothing(pair: list[Path], tmp_path: Path, capsys: pytest.
 
 
 def test_what_it_promises_is_checked(pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AverageHead, "log_weights", lambda self, hidden: torch.tensor([0.4, 0.6]).log())
+    monkeypatch.setattr(AverageHead, "log_weights", lambda self, hidden, evidence=None: torch.tensor([0.4, 0.6]).log())
     with pytest.raises(BraidError, match=r"should be the average of the models' to 0\.0001, and one differs by"):
         compose(pair, tmp_path / "made", join="average")
     assert not (tmp_path / "made").exists()

@@ -25,8 +25,8 @@ from braidlm.model.routing.losses import (
     usages,
 )
 from braidlm.model.routing.routing import Routing
-from braidlm.training.step.objective import plain_losses
 from tests.model.parallel_layers import path_model
+from tests.plain_losses import plain_losses
 from tests.tiny_models import random_ids, randomised
 
 NAMES = ("a", "b", "combined")

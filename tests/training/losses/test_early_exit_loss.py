@@ -14,7 +14,6 @@ from braidlm.model.record import LayerRecord
 from braidlm.training.losses.early_exit import EarlyExitConfig, EarlyExitLoss
 from braidlm.training.schedules import dropout_schedules
 from braidlm.training.step.extra_losses import TrainingPass
-from braidlm.training.step.objective import plain_pass
 from tests.tiny_models import random_ids, tiny_model
 
 DEEP: list[Any] = [{"block": {"layers": 6}}]
@@ -27,7 +26,7 @@ def loss_of(model: BraidForCausalLM, **options: Any) -> EarlyExitLoss:
 def run_pass(model: BraidForCausalLM) -> TrainingPass:
     inputs, labels, record = random_ids(3, 7), random_ids(3, 7, seed=1), LayerRecord([])
     labels[0, :3] = IGNORED
-    hidden, _ = plain_pass(model, inputs, record=record)
+    hidden = model.run(inputs, record=record).hidden
     assert record.hidden_states is not None
     return TrainingPass(model, inputs, labels, torch.tensor(18.0), hidden, tuple(record.hidden_states))
 

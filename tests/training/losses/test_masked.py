@@ -17,7 +17,8 @@ from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.losses.masked import SHOWN, Masked, MaskedConfig, masked_counts
 from braidlm.training.recipe import decode_recipe
-from braidlm.training.step.objective import Objective, plain_pass
+from braidlm.training.step.objective import Objective
+from braidlm.training.step.two_way import two_way_options
 from braidlm.training.train import train
 from tests.tiny_models import VOCABULARY, random_ids, tiny_model
 from tests.training.forked_runs import fork
@@ -127,7 +128,8 @@ def test_losses_and_gradients_are_those_of_two_passes(experts: int | None) -> No
     ours = torch.autograd.grad(whole, parameters, retain_graph=True, allow_unused=True)
 
     def log_losses(row: int, two_way: int) -> torch.Tensor:
-        hidden, _ = plain_pass(model, inputs[row : row + 1], two_way=two_way, by_masks=two_way > 0)
+        own = inputs[row : row + 1]
+        hidden = model.run(own, **two_way_options(model.model, own, two_way, by_masks=True)).hidden
         predicted = labels[row] >= 0
         scores = model.head(hidden)[0, predicted].log_softmax(-1)
         return -scores.gather(1, labels[row, predicted][:, None])[:, 0]
@@ -162,7 +164,7 @@ def test_a_token_that_comes_again_is_found_by_looking_ahead() -> None:
         (losses.text + losses.extra["masked"]).backward()
         optimizer.step()
         if step < 5 or step >= 145:
-            hidden, _ = plain_pass(model, inputs, two_way=loss.taken_rows)
+            hidden = model.run(inputs, two_way=loss.taken_rows).hidden
             first = labels[16:, :4].masked_fill(labels[16:, :4] < 0, IGNORED)
             ahead.append(model.head.loss(hidden[16:, :4], first).item())
     assert np.mean(ahead[:5]) > np.log(8)

@@ -8,7 +8,6 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.record import LayerRecord
 from braidlm.training.losses.reconstruction import Reconstruction
 from braidlm.training.step.extra_losses import ExtraLossConfig, TrainingPass
-from braidlm.training.step.objective import plain_pass
 from tests.tiny_models import random_ids, tiny_model
 
 BYTES = {"width": 8, "heads": 2, "piece": 4}
@@ -20,7 +19,7 @@ def test_it_is_what_the_head_says_of_each_embedding() -> None:
     ).train()
     inputs, labels, record = random_ids(2, 5), random_ids(2, 5, seed=1), LayerRecord([])
     labels[0, 3:] = IGNORED
-    hidden, _ = plain_pass(model, inputs, record=record)
+    hidden = model.run(inputs, record=record).hidden
     assert record.hidden_states is not None
     done = TrainingPass(model, inputs, labels, torch.tensor(8.0), hidden, tuple(record.hidden_states))
     loss = Reconstruction(ExtraLossConfig(), model)(done)

@@ -15,8 +15,9 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.extra_losses import ExtraLoss, ExtraLossConfig, TrainingPass, extra_losses
-from braidlm.training.step.objective import Objective, plain_losses
+from braidlm.training.step.objective import Objective
 from braidlm.training.train import train
+from tests.plain_losses import plain_losses
 from tests.tiny_models import random_ids, tiny_model
 from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 

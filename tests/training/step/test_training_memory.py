@@ -16,10 +16,11 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.config import TrainingConfig
 from braidlm.training.step.memory import Memory, MemoryCache, empty_memory
-from braidlm.training.step.objective import Objective, plain_losses
+from braidlm.training.step.objective import Objective
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
+from tests.plain_losses import plain_losses
 from tests.tiny_models import random_ids, tiny_model
 
 CPU = torch.device("cpu")
@@ -119,12 +120,12 @@ def test_layers_read_a_detached_cache(architecture: dict[str, Any], length: int)
     (inputs, after), (_, labels) = (x.split(TIME, 1) for x in tokens(2))
     cache = DynamicCache()
     with torch.no_grad():
-        model.model(inputs, past_key_values=cache, use_cache=True)
+        model.run(inputs, cache=cache)
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys[:, :, -length:], layer.values[:, :, -length:]
     positions = torch.arange(TIME, 2 * TIME)[None]
-    hidden = model.model(after, position_ids=positions, past_key_values=cache, use_cache=True).last_hidden_state
-    expected = model.head.loss(hidden, labels)
+    done = model.run(after, position_ids=positions, cache=cache)
+    expected = model.head.loss(done.hidden, labels, **done.read)
     actual = read(model, length, chunks=2)[1].text
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-5)
     for ours, theirs in zip(gradients(model, actual), gradients(model, expected), strict=True):
@@ -147,9 +148,8 @@ def test_a_row_that_begins_a_text_is_read_as_without_memory() -> None:
     full.filled.fill_(5)
 
     def row_losses(cache: MemoryCache | None) -> list[float]:
-        span = model.model.span if cache is None else lambda x: cache.span(model.model, x)
-        embedded = model.model.embedding(inputs)
-        hidden, _ = model.model.stream(embedded, span(embedded))
+        options = {} if cache is None else cache.span_options(model.model, inputs.shape[1])
+        hidden = model.run(inputs, **options).hidden
         return [model.head.loss(hidden[row : row + 1], labels[row : row + 1]).item() for row in range(ROWS)]
 
     plain = row_losses(None)

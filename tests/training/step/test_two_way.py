@@ -8,8 +8,7 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.step.objective import plain_pass
-from braidlm.training.step.two_way import check_two_way, needs_masks, two_way_mask
+from braidlm.training.step.two_way import check_two_way, needs_masks, two_way_mask, two_way_options
 from tests.tiny_models import random_ids, tiny_model
 
 EXPERTS = {"names": 3, "router": {"top_k": 2}}
@@ -29,11 +28,16 @@ MASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def outcome(model: BraidForCausalLM, ids: Tensor, **options: Any) -> dict[str, Tensor]:
+def stream(model: BraidForCausalLM, ids: Tensor, by_masks: bool) -> Tensor:
+    """The stream of a pass whose last two rows see both ways."""
+    return model.run(ids, **two_way_options(model.model, ids, 2, by_masks)).hidden
+
+
+def outcome(model: BraidForCausalLM, ids: Tensor, by_masks: bool) -> dict[str, Tensor]:
     """The stream and every gradient of a pass whose last two rows see both ways."""
     model.zero_grad()
     torch.manual_seed(0)
-    hidden, _ = plain_pass(model, ids, two_way=2, **options)
+    hidden = stream(model, ids, by_masks)
     (hidden * torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)).sum().backward()
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"hidden": hidden.detach(), **found}
@@ -48,7 +52,7 @@ def test_the_fast_pass_is_that_by_masks(name: str, time: int, compute: str) -> N
         if hasattr(part, "compute"):
             part.compute = compute
     assert not needs_masks(model.model)
-    fast, slow = (outcome(model, ids, by_masks=by_masks) for by_masks in (False, True))
+    fast, slow = (outcome(model, ids, by_masks) for by_masks in (False, True))
     assert fast.keys() == slow.keys()
     for key, tensor in fast.items():
         torch.testing.assert_close(tensor, slow[key], msg=key)
@@ -61,8 +65,8 @@ def test_one_row_is_causal_and_the_others_see_what_comes(name: str) -> None:
     assert by_masks == (name in MASKED)
     changed = ids.clone()
     changed[:, -1] = (ids[:, -1] + 1) % 37
-    before, after = (plain_pass(model, each, two_way=2, by_masks=by_masks)[0] for each in (ids, changed))
-    torch.testing.assert_close(before[0], plain_pass(model, ids[:1])[0][0])
+    before, after = (stream(model, each, by_masks) for each in (ids, changed))
+    torch.testing.assert_close(before[0], model.run(ids[:1]).hidden[0])
     moved = (before - after).abs().amax(-1) > 1e-9
     assert not moved[0, :-1].any()
     if name != "scope":  # there a token is seen by those that chose the same path

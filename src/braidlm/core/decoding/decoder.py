@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from braidlm.core.models.memory import check_memory
 from braidlm.model.config.ranges import Count, CountOrZero, Probability, Seed, Temperature
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.span import Span, make_masks, positions_from_mask, rotations_for
+from braidlm.model.span import Masks
 
 SMALLEST = torch.finfo(torch.float32).tiny
 
@@ -149,7 +149,7 @@ class Decoder:
         cached = sum(2 * heads * dim for heads, dim in shapes) * batch * self.length * parameter.element_size()
         check_memory(cached, parameter.device, "keys and values need", "Ask for fewer tokens, or fewer texts at once.")
         self.cache = FixedCache(shapes, batch, self.length, parameter.device, parameter.dtype)
-        self.device, self.dtype = parameter.device, parameter.dtype
+        self.device = parameter.device
         self.real = torch.ones(batch, self.length, dtype=torch.bool, device=self.device)
         self.padded = False
         self.padding = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
@@ -198,28 +198,18 @@ class Decoder:
         return self._replay(tokens[:, None]) if self.use_graph else self._eager(tokens[:, None])
 
     def _eager(self, ids: Tensor) -> Tensor:
-        logits = self._last_logits(ids, self.span(self.cache.filled, ids.shape[1]))
+        logits = self._last_logits(ids, **self.span_options(ids.shape[1]))
         self.cache.advance(ids.shape[1])
         return logits
 
-    def span(self, past: int, time: int) -> Span:
-        """Of a pass over the `time` tokens that follow the first `past` ones."""
-        padding = self.real[:, : past + time] if self.padded else None
-        if padding is None:
-            positions = torch.arange(past, past + time, device=self.device)[None]
-        else:
-            positions = positions_from_mask(padding, time)
-        masks = make_masks(self.model.model.windows, time, past, padding, self.device)
-        return self._span(positions, masks, causal=past == 0 and time > 1)
+    def span_options(self, time: int) -> dict[str, Any]:
+        """The options of the span of a pass over the `time` tokens that follow those in the cache."""
+        padding = self.real[:, : self.cache.filled + time] if self.padded else None
+        return {"attention_mask": padding, "cache": self.cache}
 
-    def _span(self, positions: Tensor, masks: dict, causal: bool) -> Span:
-        body = self.model.model
-        rotations = rotations_for(body.head_dims, body.positions, positions, self.dtype)
-        return Span(positions, masks, causal=causal, cache=self.cache, rotations=rotations)
-
-    def _last_logits(self, ids: Tensor, span: Span) -> Tensor:
-        body, span.tokens = self.model.model, ids
-        return self.model.head(body.stream(body.embedding(ids), span)[0][:, -1])
+    def _last_logits(self, ids: Tensor, **options: Any) -> Tensor:
+        done = self.model.run(ids, **options).at((slice(None), -1))
+        return self.model.head(done.hidden, **done.read)
 
     def _replay(self, ids: Tensor) -> Tensor:
         self.graph_token.copy_(ids)
@@ -249,14 +239,14 @@ class Decoder:
         """One step in which every shape is fixed and the position is data."""
         body, position = self.model.model, self.cache.position
         key = torch.arange(self.length, device=self.device)
-        masks = {}
+        masks: Masks = {}
         for window in body.windows:
             allowed = key <= position
             if window is not None:
                 allowed = allowed & (key > position - window)
             masks[window] = (allowed & self.real)[:, None, None]
         positions = position[None] - self.padding
-        return self._last_logits(self.graph_token, self._span(positions, masks, causal=False))
+        return self._last_logits(self.graph_token, position_ids=positions, masks=masks, cache=self.cache)
 
 
 class OpenTexts:

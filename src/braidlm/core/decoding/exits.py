@@ -45,7 +45,7 @@ class EarlyExit:
             check_exit(model.model.stages, model.model.width_out, self.layer)
         if self.speculate is None and self.confidence is None:
             return
-        if model.model.readers:
+        if model.model.head_slots:
             raise BraidError(
                 "the head weighs its paths by what each has said of every token, and a token that ends early was said "
                 "little of",
@@ -127,7 +127,7 @@ class ConfidentDecoder(Decoder):
             hidden = hidden if before is None else torch.cat((before, hidden), dim=1)
             self.waiting[index] = None
             self.cache.rewind(total - hidden.shape[1])
-            span = self.span(self.cache.filled, hidden.shape[1])
+            span = body.span(hidden, **self.span_options(hidden.shape[1]))
             hidden, _ = run_layers(body.stages, hidden if first else body.enter(hidden, span), span, first, last)
             logits = self.model.head(body.norm(hidden[:, -1]))
             if last is None or self._is_confident(logits):

@@ -40,16 +40,18 @@ class SpeculativeDecoder(Decoder):
         body, start = self.model.model, self.cache.filled
         drafts, predictions, states = [token], [], []
         for index in range(count):
-            span = self.span(start + index, 1)
-            entered = body.enter(body.embedding(drafts[-1][:, None]), span)
-            hidden, _ = run_layers(body.stages, entered, span, last=self.layer)
+            embedded = body.embedding(drafts[-1][:, None])
+            span = body.span(embedded, **self.span_options(1))
+            hidden, _ = run_layers(body.stages, body.enter(embedded, span), span, last=self.layer)
             self.cache.advance(1)
             states.append(hidden)
             if index + 1 < count:
                 predictions.append(self.model.head(body.norm(hidden[:, 0])))
                 drafts.append(sampling.choose(predictions[-1], generator))
         self.cache.rewind(start)
-        hidden, _ = run_layers(body.stages, torch.cat(states, dim=1), self.span(start, count), first=self.layer)
+        drafted = torch.cat(states, dim=1)
+        span = body.span(drafted, **self.span_options(count))
+        hidden, _ = run_layers(body.stages, drafted, span, first=self.layer)
         self.cache.advance(count)
         return drafts[1:], predictions, self.model.head(body.norm(hidden))
 

@@ -12,8 +12,7 @@ from braidlm.evals.scoring.prefix_trees import TreeRow
 from braidlm.kernels.lower import lower_forward
 from braidlm.model.heads.losses import log_probabilities_of
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.precision import compute_dtype
-from braidlm.model.span import Span, rotations_for
+from braidlm.model.span import TextPass
 
 TREE_MODEL_TYPES = ("gpt2", "llama")
 """Types of transformers' models that are known to accept a mask of two dimensions for each text, and positions; a test
@@ -51,17 +50,17 @@ class TreeForward(Protocol):
     max_length: int | None
     """The most tokens that its positions allow; None where they allow any number."""
 
-    def hidden(self, batch: Batch) -> Tensor:
-        """The head's input, or the logits themselves, at the predictors: [predictors, width]."""
+    def run(self, batch: Batch) -> TextPass:
+        """The pass at the predictors: the head's inputs, or as `hidden` the logits themselves."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[predictors, vocabulary] of some of those."""
+    def logits(self, done: TextPass) -> Tensor:
+        """The logits [predictors, vocabulary] of some of the predictors."""
 
-    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """[token] of each of `tokens`, predicted by the one of those that `rows` says."""
+    def log_probabilities(self, done: TextPass, rows: Tensor, tokens: Tensor) -> Tensor:
+        """[token] of each of `tokens`, predicted by the predictor that `rows` says."""
 
     def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """The same from their logits."""
+        """The log-probabilities from the predictors' logits."""
 
 
 class BraidForward:
@@ -73,27 +72,24 @@ class BraidForward:
         self.model, self.dtype = model, dtype
         self.max_length: int | None = model.model.positions.limit
 
-    def hidden(self, batch: Batch) -> Tensor:
-        body = self.model.model
+    def run(self, batch: Batch) -> TextPass:
         # Asked for each pass, since paths and modules may be switched off between two of them.
         lowered = lower_forward(self.model, self.dtype) if batch.subtree_ends is None else None
         if lowered is not None:
-            return lowered.stream(batch.tokens)[0].flatten(0, 1)[batch.predictors]
-        hidden = body.embedding(batch.tokens)
-        if batch.subtree_ends is None:
-            span = body.span(hidden)
+            done = lowered.run(batch.tokens)
+        elif batch.subtree_ends is None:
+            done = self.model.run(batch.tokens)
         else:
-            masks: dict[int | None, Tensor | None] = {window: batch.mask(window) for window in body.windows}
-            rotations = rotations_for(body.head_dims, body.positions, batch.positions, compute_dtype(hidden))
-            span = Span(batch.positions, masks, causal=False, rotations=rotations)
-        span.tokens = batch.tokens
-        return body.stream(hidden, span)[0].flatten(0, 1)[batch.predictors]
+            masks = {window: batch.mask(window) for window in self.model.model.windows}
+            done = self.model.run(batch.tokens, position_ids=batch.positions, masks=masks)
+        time = batch.tokens.shape[1]
+        return done.at((batch.predictors // time, batch.predictors % time))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.model.head(hidden)
+    def logits(self, done: TextPass) -> Tensor:
+        return self.model.head(done.hidden, **done.read)
 
-    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        return self.model.head.log_probabilities(hidden, rows, tokens)
+    def log_probabilities(self, done: TextPass, rows: Tensor, tokens: Tensor) -> Tensor:
+        return self.model.head.log_probabilities(done.hidden, rows, tokens, **done.read)
 
     def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
         return self.model.head.scores(logits, rows, tokens)
@@ -107,7 +103,7 @@ class TransformersForward:
         self.supports_trees = model.config.model_type in TREE_MODEL_TYPES
         self.max_length: int | None = getattr(model.config, "max_position_embeddings", None)
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def run(self, batch: Batch) -> TextPass:
         inputs: dict[str, Tensor] = {}
         if batch.subtree_ends is not None:
             # An additive mask of this shape is accepted by every attention implementation of transformers.
@@ -116,13 +112,13 @@ class TransformersForward:
             bias.masked_fill_(~mask, torch.finfo(self.model.dtype).min)
             inputs = {"attention_mask": bias, "position_ids": batch.positions}
         out = self.model(input_ids=batch.tokens, use_cache=False, return_dict=True, **inputs)
-        return out.logits.flatten(0, 1)[batch.predictors]
+        return TextPass(out.logits.flatten(0, 1)[batch.predictors], ())
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def logits(self, done: TextPass) -> Tensor:
+        return done.hidden
 
-    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        return self.scores(hidden, rows, tokens)
+    def log_probabilities(self, done: TextPass, rows: Tensor, tokens: Tensor) -> Tensor:
+        return self.scores(done.hidden, rows, tokens)
 
     def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
         return log_probabilities_of(logits, rows, tokens)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from braidlm.data.tokenizing.tokenizer import BraidTokenizer
     from braidlm.evals.scoring.forward import TreeForward
+    from braidlm.model.span import TextPass
 
 T = TypeVar("T")
 ProgressCallback = Callable[[int, int], None]
@@ -150,7 +151,7 @@ class Scorer:
                 batch, of_scores = batch_of(rows, self.device)
                 targets = torch.from_numpy(np.concatenate([row.targets for row in rows])).to(self.device)
                 predictors = torch.from_numpy(of_scores).to(self.device)
-                values = self._values(self.forward.hidden(batch), predictors, targets, margins)
+                values = self._values(self.forward.run(batch), predictors, targets, margins)
                 scores[:, np.concatenate([row.score_indices for row in rows])] = values.double().cpu().numpy()
                 done += sum(map(len, rows))
                 if advance is not None:
@@ -166,10 +167,11 @@ class Scorer:
             scorer = Scorer(copy.deepcopy(self.model).double(), 1, share=False, dtype=torch.float64)
         return scorer.score(requests, margins=margins)
 
-    def _values(self, hidden: Tensor, predictors: Tensor, targets: Tensor, margins: bool) -> Tensor:
-        """[1 or 2, scores] log-probabilities and margins; `predictors` are indices into `hidden`, in any order."""
+    def _values(self, done: TextPass, predictors: Tensor, targets: Tensor, margins: bool) -> Tensor:
+        """[1 or 2, scores] log-probabilities and margins; `predictors` are indices into `done`, in any order."""
         import torch
 
+        hidden = done.hidden
         order = torch.argsort(predictors, stable=True)
         predictors, targets = predictors[order], targets[order]
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
@@ -179,7 +181,11 @@ class Scorer:
         for start in range(0, len(hidden), size):
             last = start + size >= len(hidden)
             stop = len(predictors) if last else int(torch.searchsorted(predictors, start + size))
-            part, rows, tokens = hidden[start : start + size], predictors[begin:stop] - start, targets[begin:stop]
+            part, rows, tokens = (
+                done.at(slice(start, start + size)),
+                predictors[begin:stop] - start,
+                targets[begin:stop],
+            )
             if margins:
                 logits = self.forward.logits(part)
                 values[0, begin:stop] = self.forward.scores(logits, rows, tokens)

@@ -1,8 +1,11 @@
 """Heads: from vectors to logits, log-probabilities and the loss."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ..config.registry import Registry
+from ..span import Span
 from .embedding import Embedding
 from .ends import ModelEnd
 from .losses import log_probabilities_of, next_token_loss
@@ -14,7 +17,19 @@ class Head(ModelEnd):
     """The base class: `forward` gives the logits [..., vocabulary] of vectors [..., width].
 
     Where a whole vocabulary is expensive (a decoder of bytes), it has its own `loss` and `log_probabilities` too.
+    A head with `cache_shapes` reads the text beside the stream: its `forward`, `loss` and `log_probabilities` are given
+    what `read` returns, by name.
     """
+
+    cache_shapes: Sequence[tuple[int, int]] = ()
+    """Heads and channels of each layer that `read` keeps in a cache, from `first_slot` on."""
+    first_slot = 0
+    window: int | None = None
+    """How many tokens back `read` looks; None for the whole text."""
+
+    def read(self, hidden: Tensor, span: Span) -> dict[str, Tensor]:
+        """What the head reads in the text, [batch, time, ...], beside the stream [batch, time, width]."""
+        raise NotImplementedError("only a head with cache_shapes reads the text")
 
     def loss(
         self, hidden: Tensor, targets: Tensor, count: Tensor | float | None = None, logits: Tensor | None = None
@@ -25,12 +40,12 @@ class Head(ModelEnd):
         """
         return next_token_loss(self(hidden) if logits is None else logits, targets, count)
 
-    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor, **read: Tensor) -> Tensor:
         """[token] of each of `tokens`, predicted by the row of hidden [row, width] that `rows` [token] says."""
-        return self.scores(self(hidden), rows, tokens)
+        return self.scores(self(hidden, **read), rows, tokens)
 
     def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """The same from logits that are known already."""
+        """The log-probabilities from logits that are known already."""
         return log_probabilities_of(logits, rows, tokens)
 
     def shared_with(self, embedding: Embedding) -> dict[str, str]:

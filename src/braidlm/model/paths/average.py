@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..heads.head import Head, heads
+from ..heads.head import heads
 from ..heads.linear import LinearHead
-from ..heads.losses import IGNORED
+from ..heads.losses import IGNORED, next_token_loss
 from .per_path_norm import PathPart, widths_of
 
 
@@ -53,13 +53,13 @@ class AverageHead(LinearHead):
         """No router chooses among the paths."""
         return ()
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, evidence: Tensor | None = None) -> Tensor:
         """The logarithms of the averaged probabilities [..., vocabulary]."""
-        weights = self.log_weights(hidden).unbind(-1)
+        weights = self.log_weights(hidden, evidence).unbind(-1)
         pairs = zip(self.path_logits(hidden), weights, strict=True)
         return reduce(torch.logaddexp, (logits.log_softmax(-1) + weight[..., None] for logits, weight in pairs))
 
-    def log_weights(self, hidden: Tensor) -> Tensor:
+    def log_weights(self, hidden: Tensor, evidence: Tensor | None = None) -> Tensor:
         """The logarithm of each active path's share of the average, [path] or [..., path]."""
         return torch.zeros(len(self.active), dtype=_wide(hidden), device=hidden.device).log_softmax(-1)
 
@@ -71,17 +71,22 @@ class AverageHead(LinearHead):
             yield F.linear(parts[index], matrices[index], bias).to(_wide(hidden))
 
     def loss(
-        self, hidden: Tensor, targets: Tensor, count: Tensor | float | None = None, logits: Tensor | None = None
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        count: Tensor | float | None = None,
+        logits: Tensor | None = None,
+        evidence: Tensor | None = None,
     ) -> Tensor:
         """The same in less memory: in training only what each path gives to the targets is averaged."""
         if logits is not None or not torch.is_grad_enabled():
-            return Head.loss(self, hidden, targets, count, logits)
+            return next_token_loss(self(hidden, evidence) if logits is None else logits, targets, count)
         flat, real = targets.flatten(), targets != IGNORED
         of_paths = [
             -F.cross_entropy(one.flatten(0, -2), flat, ignore_index=IGNORED, reduction="none").view_as(targets)
             for one in self.path_logits(hidden)
         ]
-        averaged = (torch.stack(of_paths, dim=-1) + self.log_weights(hidden)).logsumexp(-1)
+        averaged = (torch.stack(of_paths, dim=-1) + self.log_weights(hidden, evidence)).logsumexp(-1)
         return -torch.where(real, averaged, 0.0).sum() / (real.sum() if count is None else count)
 
     def paths_and_joins(self) -> tuple[list[Any], list[nn.Module]]:
@@ -102,7 +107,7 @@ class MixtureHead(AverageHead):
         self.mixture = MixtureWeights(width if config.per_token else None, len(config.paths))
         self.weighs_tokens = config.per_token
 
-    def log_weights(self, hidden: Tensor) -> Tensor:
+    def log_weights(self, hidden: Tensor, evidence: Tensor | None = None) -> Tensor:
         return self.of_active(self.mixture(hidden)).to(_wide(hidden)).log_softmax(-1)
 
     def paths_and_joins(self) -> tuple[list[Any], list[nn.Module]]:

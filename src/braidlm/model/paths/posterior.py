@@ -5,7 +5,6 @@ shares after a token are the softmax of what all tokens that it sees have said. 
 caches mean here what they mean to attention.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -39,21 +38,16 @@ class PosteriorHead(AverageHead):
     def __init__(self, config: Config, width: int, vocab_size: int):
         super().__init__(config, width, vocab_size)
         self.window = config.window
-        self.first_slot = 0
-        """The index of its first layer in the cache, set by the model."""
+        self.cache_shapes = [(1, sum(self.widths)), (1, len(self.names))]
+        """Of the stream of every token, and of what the token says of the paths."""
 
-    @property
-    def cache_shapes(self) -> list[tuple[int, int]]:
-        """Heads and channels of its two layers in a cache: the stream of every token, and what it says of the paths."""
-        return [(1, sum(self.widths)), (1, len(self.names))]
-
-    def read(self, hidden: Tensor, span: Span) -> Tensor:
-        """The stream [batch, time, width] with the logarithm of each path's share behind it: [..., width + path]."""
+    def read(self, hidden: Tensor, span: Span) -> dict[str, Tensor]:
+        """The logarithm of each path's share after each token, [batch, time, path], but for a constant."""
         if span.tokens is None:
             raise BraidError("the head 'posterior' judges its paths by the text, and only embeddings are given")
         mask = span.masks[self.window]
         seen = _cached(hidden, span, self.first_slot)
-        said = self.evidence(*_before(hidden, seen, mask), span.tokens)
+        said = self.judge(*_before(hidden, seen, mask), span.tokens)
         all_said = _cached(said, span, self.first_slot + 1)
         if mask is not None:
             with torch.autocast(hidden.device.type, enabled=False):
@@ -61,9 +55,9 @@ class PosteriorHead(AverageHead):
         else:
             heard = said.cumsum(1) if all_said.shape[1] == said.shape[1] else all_said.sum(1, keepdim=True)
         heard = heard - self.of_active(heard).amax(-1, keepdim=True)
-        return torch.cat([hidden, heard.to(hidden.dtype)], dim=-1)
+        return {"evidence": heard.to(hidden.dtype)}
 
-    def evidence(self, before: Tensor, is_there: Tensor, tokens: Tensor) -> Tensor:
+    def judge(self, before: Tensor, is_there: Tensor, tokens: Tensor) -> Tensor:
         """[batch, time, path]: by how much less probable each active path found a token than the best, in logarithms.
 
         `before` is the stream at the token before it; a token without one says 0. Only the differences of paths count,
@@ -81,14 +75,10 @@ class PosteriorHead(AverageHead):
         nothing = torch.zeros_like(said[..., 0])
         return torch.stack([of_paths.get(index, nothing) for index in range(len(self.names))], dim=-1)
 
-    def path_logits(self, hidden: Tensor) -> Iterator[Tensor]:
-        return super().path_logits(hidden[..., : sum(self.widths)])
-
-    def log_weights(self, hidden: Tensor) -> Tensor:
-        shares = hidden[..., sum(self.widths) :]
-        if shares.shape[-1] == 0:  # vectors without a text, of which all paths know as much
+    def log_weights(self, hidden: Tensor, evidence: Tensor | None = None) -> Tensor:
+        if evidence is None:  # vectors without a text, of which all paths know as much
             return super().log_weights(hidden)
-        return self.of_active(shares).to(torch.promote_types(hidden.dtype, torch.float32)).log_softmax(-1)
+        return self.of_active(evidence).to(torch.promote_types(hidden.dtype, torch.float32)).log_softmax(-1)
 
 
 def _cached(new: Tensor, span: Span, slot: int) -> Tensor:

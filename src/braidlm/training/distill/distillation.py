@@ -37,7 +37,9 @@ class Distillation(ExtraLoss):
         used = [*done.model.head.parameters(), *self.parameters()]
         rows, time = done.inputs.shape
         slices = slices_of(rows, time, done.model.config.vocab_size)
-        loss = sliced_loss(self.evaluator(done), done.hidden, slices, [p for p in used if p.requires_grad])
+        loss = sliced_loss(
+            self.evaluator(done), (done.hidden, *done.read.values()), slices, [p for p in used if p.requires_grad]
+        )
         return loss / done.count
 
     def evaluator(self, done: TrainingPass) -> Evaluator:
@@ -63,10 +65,9 @@ class OnlineDistillation(Distillation):
         temperature, weight = self.config.temperature, self.config.hidden
         real = done.labels != IGNORED
 
-        def evaluate(rows: Tensor, part: slice) -> Tensor:
+        def evaluate(part: slice, stream: Tensor, *read: Tensor) -> Tensor:
             said = self.teachers.read(done.inputs[part], hidden=weight > 0)
-            loss = temperature**2 * divergence(said.log_probabilities, done.model.head(rows), temperature)
-            stream = done.stream_of(rows)
+            loss = temperature**2 * divergence(said.log_probabilities, done.model.head(stream, *read), temperature)
             for share, other, project in zip(self.teachers.weights, said.hidden, self.projections, strict=False):
                 loss = loss + weight * share * hidden_difference(project(stream), other)
             return torch.where(real[part], loss, 0.0).sum()
@@ -119,8 +120,8 @@ class StoredDistillation(Distillation):
         ids, logs = self._next(done.inputs)
         real, temperature = done.labels != IGNORED, self.config.temperature
 
-        def evaluate(rows: Tensor, part: slice) -> Tensor:
-            loss = top_k_divergence(ids[part].long(), logs[part], done.model.head(rows), temperature)
+        def evaluate(part: slice, *inputs: Tensor) -> Tensor:
+            loss = top_k_divergence(ids[part].long(), logs[part], done.model.head(*inputs), temperature)
             return temperature**2 * torch.where(real[part], loss, 0.0).sum()
 
         return evaluate

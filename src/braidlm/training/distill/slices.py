@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Evaluator = Callable[[Tensor, slice], Tensor]
-"""The loss of some rows of the stream [row, time, width], given which rows they are."""
+Evaluator = Callable[..., Tensor]
+"""The loss of some rows of a pass, given which rows they are and the head's inputs there."""
 MAX_LOGITS = 1 << 25
 """Of one slice: 128 MB in float32 for each model."""
 
@@ -20,14 +20,16 @@ def slices_of(rows: int, length: int, vocab_size: int, max_logits: int = MAX_LOG
 
 
 @torch.compiler.disable  # it asks autograd for gradients
-def sliced_loss(evaluate: Evaluator, hidden: Tensor, slices: Sequence[slice], parameters: Sequence[Tensor]) -> Tensor:
-    """The sum of `evaluate` over all slices of `hidden`; `parameters` are those that it uses and that are trained.
+def sliced_loss(
+    evaluate: Evaluator, inputs: Sequence[Tensor], slices: Sequence[slice], parameters: Sequence[Tensor]
+) -> Tensor:
+    """The sum of `evaluate` over all slices of the inputs; `parameters` are those that it uses and that are trained.
 
     Autograd alone would keep the logits of every slice for the backward pass.
     """
     if not torch.is_grad_enabled():
-        return torch.stack([evaluate(hidden[part], part) for part in slices]).sum()
-    loss: Tensor = _SlicedLoss.apply(evaluate, slices, hidden, *parameters)
+        return torch.stack([evaluate(part, *(x[part] for x in inputs)) for part in slices]).sum()
+    loss: Tensor = _SlicedLoss.apply(evaluate, slices, len(inputs), *inputs, *parameters)
     return loss
 
 
@@ -35,23 +37,26 @@ class _SlicedLoss(torch.autograd.Function):
     """Computes the gradients together with the loss, while a slice's logits are there."""
 
     @staticmethod
-    def forward(ctx: Any, evaluate: Evaluator, slices: Sequence[slice], hidden: Tensor, *parameters: Tensor) -> Tensor:
-        of_hidden = torch.empty_like(hidden)
+    def forward(ctx: Any, evaluate: Evaluator, slices: Sequence[slice], count: int, *tensors: Tensor) -> Tensor:
+        inputs, parameters = tensors[:count], tensors[count:]
+        of_inputs = [torch.empty_like(x) for x in inputs]
         of_parameters = [torch.zeros_like(parameter) for parameter in parameters]
         losses = []
         for part in slices:
             with torch.enable_grad():
-                rows = hidden[part].detach().requires_grad_()
-                loss = evaluate(rows, part)
-            of_hidden[part], *gradients = torch.autograd.grad(loss, [rows, *parameters], allow_unused=True)
-            for total, gradient in zip(of_parameters, gradients, strict=True):
+                rows = [x[part].detach().requires_grad_() for x in inputs]
+                loss = evaluate(part, *rows)
+            gradients = torch.autograd.grad(loss, [*rows, *parameters], allow_unused=True)
+            for whole, gradient in zip(of_inputs, gradients[:count], strict=True):
+                whole[part] = gradient
+            for total, gradient in zip(of_parameters, gradients[count:], strict=True):
                 if gradient is not None:  # a head may have parameters that its logits do not depend on
                     total += gradient
             losses.append(loss.detach())
-        ctx.save_for_backward(of_hidden, *of_parameters)
+        ctx.save_for_backward(*of_inputs, *of_parameters)
         return torch.stack(losses).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(gradient * upstream for gradient in ctx.saved_tensors)
+        return None, None, None, *(gradient * upstream for gradient in ctx.saved_tensors)

@@ -57,8 +57,7 @@ class NextSentence(ExtraLoss):
         self.breaks[special] = True
 
     def forward(self, done: TrainingPass) -> Tensor:
-        stream = done.stream_of(done.hidden)
-        states, whole = mean_states(stream, self.ends[done.inputs], self.breaks[done.inputs])
+        states, whole = mean_states(done.hidden, self.ends[done.inputs], self.breaks[done.inputs])
         targets = states.detach()
         self.spread.copy_(spread(targets, whole))
         targets = targets - _mean(targets, whole)

@@ -14,7 +14,7 @@ a divergence from soft targets, which the head's kernel computes with the loss o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -50,16 +50,13 @@ class TrainingPass:
     """The number of labels in the whole batch: of all micro-batches and processes. A mean over tokens is a sum divided
     by it, so that the micro-batches' losses add up to the batch's."""
     hidden: Tensor
-    """[batch, time, channels]: what the head reads, which may be more than the stream (`stream_of`)."""
+    """[batch, time, width]: the normalised stream."""
     layers: tuple[Tensor, ...] = ()
     """The embedded tokens and the stream after each layer, the last one normalised; where `needs_layers`."""
     taken: "TrainingPass | None" = None
     """The rows that a loss has taken for itself (`taken_rows`), which are not in this pass."""
-
-    def stream_of(self, hidden: Tensor) -> Tensor:
-        """The normalised stream [..., width] in `hidden` or some of its rows: behind it stands what a head that reads
-        the text has found there."""
-        return hidden[..., : self.model.model.width_out]
+    read: dict[str, Tensor] = field(default_factory=dict)
+    """What the head has read in the text beside the stream, by the names of its arguments."""
 
 
 class ExtraLoss(nn.Module):

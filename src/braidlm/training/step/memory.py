@@ -4,8 +4,7 @@ A memory is a value: a step reads one and makes the next. No gradient flows into
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError
 from braidlm.model.attention.attention import ABSENT
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
-from braidlm.model.span import Span, make_masks
+from braidlm.model.span import make_masks
 
 
 class Memory(NamedTuple):
@@ -95,15 +94,15 @@ class MemoryCache:
         self.keys[slot], self.values[slot] = (x.detach()[:, :, -self.memory.length :] for x in (keys, values))
         return keys, values
 
-    def span(self, body: BraidModel, hidden: Tensor) -> Span:
-        """The span of a pass over `hidden` [row, time, width], in which a row sees what is there of its memory."""
-        past, time, device = self.memory.length, hidden.shape[1], hidden.device
+    def span_options(self, body: BraidModel, time: int) -> dict[str, Any]:
+        """The options of the span of a pass over `time` tokens, in which a row sees what is there of its memory."""
+        past, device = self.memory.length, self.filled.device
         # One position for all rows, also for those that begin: only distances count.
         positions = torch.arange(past, past + time, device=device)[None]
         there = torch.arange(past, 0, -1, device=device) <= self.filled[:, None]
         visible = torch.cat((there, there.new_ones(len(there), time)), dim=1)
-        span = body.span(hidden, position_ids=positions, cache=self)
-        return replace(span, masks=make_masks(body.windows, time, past, visible, device))
+        masks = make_masks(body.windows, time, past, visible, device)
+        return {"position_ids": positions, "cache": self, "masks": masks}
 
     @torch.no_grad()
     def after(self, body: BraidModel, time: int) -> Memory:

@@ -16,7 +16,7 @@ from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routings
 from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass
 from braidlm.training.step.memory import Memory, MemoryCache
-from braidlm.training.step.two_way import needs_masks, two_way_span
+from braidlm.training.step.two_way import needs_masks, two_way_options
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
@@ -72,10 +72,13 @@ class Objective(nn.Module):
             assert continues is not None
             cache = MemoryCache(memory, continues)
         record = LayerRecord([] if any(loss.needs_layers for loss in self.extra.values()) else None)
-        hidden, routings = plain_pass(self.model, inputs, cache, record, self.taken_rows, self.by_masks)
-        done = TrainingPass(self.model, inputs, labels, count, hidden, tuple(record.hidden_states or ()))
+        body, two_way = self.model.model, two_way_options(self.model.model, inputs, self.taken_rows, self.by_masks)
+        remembered = {} if cache is None else cache.span_options(body, inputs.shape[1])
+        hidden, routings, read = self.model.run(inputs, record=record, **{**remembered, **two_way})
+        layers = tuple(record.hidden_states or ())
+        done = TrainingPass(self.model, inputs, labels, count, hidden, layers, read=read)
         done = self._without_taken_rows(done)
-        text = self.model.head.loss(done.hidden, done.labels, done.count)
+        text = self.model.head.loss(done.hidden, done.labels, done.count, **done.read)
         routing = routing_loss_of(routings, labels, count)
         extra = {name: loss(done) for name, loss in self.extra.items()}
         after = None if cache is None else cache.after(self.model.model, inputs.shape[1])
@@ -115,42 +118,6 @@ class Objective(nn.Module):
         balanced = tuple(routing for routing in routings if routing.name in self.balanced)
         picks = {name: share * real.sum() for name, share in loads(balanced, real, evaluate).items()}
         return usages(routings, real, evaluate), picks
-
-
-def plain_losses(
-    model: BraidForCausalLM,
-    inputs: Tensor,
-    labels: Tensor,
-    count: Tensor | float | None = None,
-    cache: MemoryCache | None = None,
-) -> tuple[Tensor, Tensor | None, Routings]:
-    """The loss of labels at the position predicting them, what routers add to it, and their routings."""
-    hidden, routings = plain_pass(model, inputs, cache)
-    return *losses_of(model, hidden, routings, labels, count), routings
-
-
-def plain_pass(
-    model: BraidForCausalLM,
-    inputs: Tensor,
-    cache: MemoryCache | None = None,
-    record: LayerRecord | None = None,
-    two_way: int = 0,
-    by_masks: bool = False,
-) -> tuple[Tensor, Routings]:
-    """The normalised stream and the routings of a batch, whose last `two_way` rows see both ways."""
-    embedded = model.model.embedding(inputs)
-    span = model.model.span(embedded) if cache is None else cache.span(model.model, embedded)
-    if two_way:
-        span = two_way_span(span, two_way, len(inputs), by_masks)
-    span.record, span.tokens = record, inputs
-    return model.model.stream(embedded, span)
-
-
-def losses_of(
-    model: BraidForCausalLM, hidden: Tensor, routings: Routings, labels: Tensor, count: Tensor | float | None
-) -> tuple[Tensor, Tensor | None]:
-    """The loss of labels at the position predicting them, and what routers add to it."""
-    return model.head.loss(hidden, labels, count), routing_loss_of(routings, labels, count)
 
 
 def routing_loss_of(routings: Routings, labels: Tensor, count: Tensor | float | None) -> Tensor | None:

@@ -3,7 +3,7 @@
 It is a property of the pass and of no model: evaluation, generation and folders are causal.
 """
 
-from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from braidlm.model.attention.positions import NoPositions
 from braidlm.model.attention.softmax import Softmax
 from braidlm.model.mixture_of_depths import MixtureOfDepths
 from braidlm.model.modeling_braid import BraidModel
-from braidlm.model.span import Span
 
 
 def check_two_way(body: BraidModel, where: str) -> None:
@@ -26,7 +25,7 @@ def check_two_way(body: BraidModel, where: str) -> None:
             raise _refused(
                 "which tokens of a mixture of depths enter is learned for texts that are read forward", name, where
             )
-    if body.readers:
+    if body.head_slots:
         raise _refused("its head judges every token by those before it", "head", where)
     if isinstance(body.positions, NoPositions):
         raise _refused("without positions only the causal mask tells the order of tokens", "positions", where)
@@ -42,15 +41,15 @@ def needs_masks(body: BraidModel) -> bool:
     return hides or body.windows != [None] or body.config._attn_implementation == "eager"
 
 
-def two_way_span(span: Span, rows: int, batch: int, by_masks: bool) -> Span:
-    """The span of a pass over `batch` rows of which the last `rows` see both ways.
+def two_way_options(body: BraidModel, inputs: Tensor, rows: int, by_masks: bool) -> dict[str, Any]:
+    """The options of the span of a pass over `inputs` [batch, time] of which the last `rows` see both ways.
 
     Attention is computed apart for the two parts, without masks; or `by_masks`, which is the reference, for all rows.
     """
-    if not by_masks:
-        return replace(span, two_way=rows)
-    masks = {window: two_way_mask(window, span.positions[0], rows, batch) for window in span.masks}
-    return replace(span, masks=dict(masks))
+    if not (rows and by_masks):
+        return {"two_way": rows}
+    positions = torch.arange(inputs.shape[1], device=inputs.device)
+    return {"masks": {window: two_way_mask(window, positions, rows, len(inputs)) for window in body.windows}}
 
 
 def two_way_mask(window: int | None, positions: Tensor, rows: int, batch: int) -> Tensor:
