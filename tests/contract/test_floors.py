@@ -40,7 +40,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything a file imports, relative names made absolute."""
+    """Line and full name of everything a file imports, by name in a call too, relative names made absolute."""
     package = ["braidlm", *path.relative_to(SOURCE).parent.parts]
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -51,6 +51,38 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             module = [*base, *(node.module.split(".") if node.module else [])]
             for alias in node.names:
                 yield node.lineno, ".".join([*module, alias.name])
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called, name = ast.unparse(node.func).split(".")[-1], node.args[0].value
+            if called in ("import_module", "__import__"):
+                yield node.lineno, name if not name.startswith(".") else ".".join(package) + name
+
+
+def file_of(name: str) -> Path | None:
+    """The file of ours that a dotted name is, or is in; None for other packages."""
+    first, *parts = name.split(".")
+    for length in (len(parts), len(parts) - 1) if first == "braidlm" else ():
+        path = SOURCE.joinpath(*parts[: max(length, 0)])
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def circles(files: list[Path]) -> list[list[Path]]:
+    """Files that import each other, directly or by way of others, wherever in the file the imports stand."""
+    graph = {path: {found for _, name in imports(path) if (found := file_of(name))} - {path} for path in files}
+    reached: dict[Path, set[Path]] = {}
+    for path in graph:
+        waiting, reached[path] = list(graph[path]), set()
+        while waiting:
+            other = waiting.pop()
+            if other not in reached[path]:
+                reached[path].add(other)
+                waiting += graph.get(other, ())
+    found = {
+        frozenset(o for o in reached[path] if path in reached.get(o, ())) for path in graph if path in reached[path]
+    }
+    return [sorted(circle) for circle in found]
 
 
 def floor_of(name: str) -> str | None:
@@ -90,6 +122,10 @@ def test_a_file_imports_only_from_lower_floors() -> None:
     assert not [line for path in FILES for line in upward(path)]
 
 
+def test_no_files_import_each_other() -> None:
+    assert not circles(FILES)
+
+
 def test_the_model_stands_alone() -> None:
     """Torch, transformers, the standard library and itself, relatively: a saved folder carries it as one file."""
     model, problems = SOURCE / "model", []
@@ -125,6 +161,14 @@ def test_this_test_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     assert [line.split(": ")[0].rsplit(":", 1)[1] for line in sorted(upward(path))] == ["5", "6", "7", "8"]
     assert "imports braidlm.training.loop.train (floor 5)" in "".join(upward(path))
+    path.write_text("import_module('braidlm.cli.main')\nimport_module('.b', __package__)\nimport_module(name)\n")
+    parsed.cache_clear()
+    assert len(upward(path)) == 1
+    other = tmp_path / "evals" / "b.py"
+    other.write_text("def late():\n    from braidlm.evals.c import x\n")
+    (tmp_path / "evals" / "c.py").write_text("from . import a\n")
+    (circle,) = circles(sorted(tmp_path.rglob("*.py")))
+    assert [file.name for file in circle] == ["a.py", "b.py", "c.py"]
 
 
 def test_files_stay_readable() -> None:

@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache
 
 from braidlm.core.models.accounting import cost_of, model_cost
-from braidlm.model.bundle import bundle, names_in
 from braidlm.model.errors import BraidError
 from braidlm.model.mixture_of_depths import MixtureOfDepths
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -244,11 +243,3 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BraidError, match="mixture_of_depths") as error:
         depths_model(**options)
     assert message in str(error.value)
-
-
-def test_a_folder_carries_its_code_only_where_it_is_used() -> None:
-    with_depths, without = (
-        bundle(names_in(tiny_config(stages=[kind]).architecture)) for kind in ("mixture_of_depths", "block")
-    )
-    assert "class MixtureOfDepths" in with_depths
-    assert "MixtureOfDepths" not in without

@@ -17,18 +17,14 @@ import braidlm
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.model import bundle as bundling
-from braidlm.model.bundle import SourceFile, bundle, names_in, source_file
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.bundle import bundle
 from braidlm.model.config.registry import PARTS
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tests.compat.check_folder import LABELS, NEW_TOKENS, TEXTS
 from tests.compat.tiny_folders import TINY, TinyFolders, check_without_braid, save_tiny_folders
 from tests.tiny_models import random_ids, tiny_model
 
-MAX_BYTES = 200_000
-EVERY_NAME = frozenset().union(*(SourceFile(path).registered for path in bundling.ROOT.rglob("*.py")))
-DENSE: list[Any] = ["block"]
-GUMBEL: list[Any] = [{"parallel": {"paths": 2, "join": "gumbel_v1"}}]
+MAX_BYTES = 330_000
 OLD_FOLDERS = sorted((Path(__file__).parent / "folders" / "before_bundle").iterdir())
 
 
@@ -81,7 +77,7 @@ def _assert_facts(name: str, saved: TinyFolders, facts: dict[str, Any]) -> None:
 def _assert_saved_again(folder: Path, model: BraidForCausalLM, facts: dict[str, Any]) -> None:
     assert facts["code"] == ["modeling_braid.py"], folder
     assert facts["again"], folder
-    assert (folder / "modeling_braid.py").read_text() == bundle(names_in(model.config.architecture))
+    assert (folder / "modeling_braid.py").read_text() == bundle()
     ids = random_ids(2, 9)
     with torch.no_grad():
         assert torch.equal(load_model(folder)(ids).logits, model(ids).logits), folder
@@ -89,7 +85,7 @@ def _assert_saved_again(folder: Path, model: BraidForCausalLM, facts: dict[str, 
 
 def test_the_code_is_formatted_and_clean(tmp_path: Path) -> None:
     path = tmp_path / "modeling_braid.py"
-    path.write_text(bundle(EVERY_NAME))
+    path.write_text(bundle())
     options = ["--isolated", "--no-cache", "--config", "line-length=120", str(path)]
     for command in (["check", "--select", "E,F,I"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *command, *options]
@@ -98,13 +94,13 @@ def test_the_code_is_formatted_and_clean(tmp_path: Path) -> None:
 
 
 def test_the_code_says_its_version_and_hash() -> None:
-    header, body = bundle(EVERY_NAME).split('"""\n\n', 1)
+    header, body = bundle().split('"""\n\n', 1)
     assert f"Written by braidlm {braidlm.__version__} " in header
     assert re.search(r"SHA-256 .*: ([0-9a-f]{64})", header)[1] == hashlib.sha256(body.encode()).hexdigest()  # type: ignore[index]
 
 
 def test_the_code_imports_nothing_of_ours() -> None:
-    for node in ast.walk(ast.parse(bundle(EVERY_NAME))):
+    for node in ast.walk(ast.parse(bundle())):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = (
                 [a.name for a in node.names] if isinstance(node, ast.Import) else ["." * node.level + str(node.module)]
@@ -113,46 +109,31 @@ def test_the_code_imports_nothing_of_ours() -> None:
             assert roots <= {"torch", "transformers"} | sys.stdlib_module_names, f"line {node.lineno}"
 
 
-def test_a_name_may_be_defined_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_joined_in_the_order_of_their_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundling, "ROOT", tmp_path)
-    monkeypatch.setattr(bundling, "LAST", tmp_path / "modeling_braid.py")
     (tmp_path / "room").mkdir()
-    (tmp_path / "room" / "a.py").write_text('"""A."""\n\nSIZE = 1\n"""Of all."""\nSPARE = 2\n')
-    (tmp_path / "modeling_braid.py").write_text('"""B."""\n\nfrom .room.a import SIZE\n\n# Why.\nTWICE = 2 * SIZE\n')
-    text = bundle.__wrapped__(frozenset())
-    assert text.endswith('SIZE = 1\n"""Of all."""\n\n\n# modeling_braid.py\n# B.\n\n\n# Why.\nTWICE = 2 * SIZE\n')
+    (tmp_path / "room" / "z.py").write_text('"""A."""\n\nimport os\n\nSIZE = 1\n"""Of all."""\n')
+    (tmp_path / "modeling_braid.py").write_text('"""B."""\n\nfrom .room.z import SIZE\n\n# Why.\nTWICE = 2 * SIZE\n')
+    text = bundle.__wrapped__()
+    assert text.endswith(
+        'import os\n\n\n# room/z.py\n# A.\n\n\nSIZE = 1\n"""Of all."""\n\n\n# modeling_braid.py\n# B.\n\n\n'
+        "# Why.\nTWICE = 2 * SIZE\n"
+    )
     part = tmp_path / "room" / "b.py"
-    part.write_text('"""C."""\n\n\n@parts.register("b")\ndef make() -> "SPARE": ...\n')
-    assert "SPARE" not in bundle.__wrapped__(frozenset({"a"}))
-    assert "SPARE = 2" in bundle.__wrapped__(frozenset({"b"}))
-    source_file.cache_clear()
     part.write_text('"""C."""\n\n\ndef SIZE() -> None: ...\n')
-    with pytest.raises(RuntimeError, match=r"'SIZE' is defined in .*a\.py and in .*b\.py"):
-        bundle.__wrapped__(frozenset())
-    source_file.cache_clear()
+    with pytest.raises(RuntimeError, match=r"'SIZE' is defined in .*b\.py and in .*z\.py"):
+        bundle.__wrapped__()
     part.write_text('"""C."""\n\nprint(1)\n')
     with pytest.raises(RuntimeError, match=r"b\.py:3: the model's files only define names"):
-        bundle.__wrapped__(frozenset())
+        bundle.__wrapped__()
 
 
-def test_a_folder_carries_the_parts_that_it_names() -> None:
-    """What is left out could not be reached: parts are found by their names."""
+def test_a_folder_carries_every_part() -> None:
     for registry in PARTS.values():
         for name in registry:
             part = registry[name]
             if part.__module__.startswith("braidlm.model"):
-                assert f"class {part.__name__}(" in bundle(frozenset({name})) or f"def {part.__name__}(" in bundle(
-                    frozenset({name})
-                ), name
-    dense, gumbel = (names_in(tiny_model(stages=stages).config.architecture) for stages in (DENSE, GUMBEL))
-    assert "class GumbelJoin" in bundle(gumbel)
-    assert "class GumbelJoin" not in bundle(dense)
-
-
-def test_paths_chosen_per_sublayer_have_the_code_of_their_experts() -> None:
-    """They become attention experts, whose names are not in the configuration."""
-    model = tiny_model(stages=[{"parallel": {"paths": 2, "join": {"kind": "routed", "per": "sublayer"}}}])
-    assert "class RoutedAttention" in bundle(names_in(model.config.architecture))
+                assert f"class {part.__name__}(" in bundle() or f"def {part.__name__}(" in bundle(), name
 
 
 def test_the_model_names_no_kernel() -> None:
@@ -179,9 +160,3 @@ def test_the_same_ids_give_the_same_logits_after_a_round_trip_through_auto_class
     assert AutoConfig.from_pretrained(folder, trust_remote_code=True).vocab_size == 37
     loaded = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert torch.equal(loaded(ids).logits, model(ids).logits)
-
-
-def test_the_code_can_make_the_default_configuration() -> None:
-    """transformers compares a configuration that it opens with the default one."""
-    assert names_in(BraidConfig().architecture) & EVERY_NAME
-    assert bundle(frozenset()) == bundle(names_in(BraidConfig().architecture))

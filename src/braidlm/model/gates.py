@@ -40,37 +40,6 @@ class Gate(nn.Module):
     """Its kind and options."""
     fill = staticmethod(fill_gate)
 
-    @staticmethod
-    def listed(config: "GatesConfig", depth: int) -> "GatesConfig":
-        """The configuration with its layers listed, for a model of so many layers."""
-        layers = list(range(2, depth + 1)) if config.layers is None else sorted(config.layers)
-        if not layers:
-            raise BraidError("gates.layers: no layer is left" if depth > 1 else "gates: a model of one layer has none")
-        if len(set(layers)) < len(layers):
-            raise BraidError("gates.layers: a layer is listed twice")
-        if layers[-1] > depth:
-            raise BraidError(f"gates.layers: there is no layer {layers[-1]}: the model has {depth}")
-        return replace(config, layers=layers)
-
-    @staticmethod
-    def put_around(stages: Any, width: int, config: "GatesConfig") -> None:
-        """Give layers of a Braid model their gates."""
-        number = 0
-        for stage in stages:
-            layers: Any = getattr(stage, "layers", ())
-            for index, layer in enumerate(layers):
-                number += 1
-                width_in, width = width, getattr(layer, "width_out", width)
-                if number in (config.layers or ()):
-                    if width != width_in:
-                        raise BraidError(
-                            f"layer {number} changes the stream's width, from {width_in} to {width}: no gate fits it",
-                            "gates.layers",
-                            "List the other layers.",
-                        )
-                    layers[index] = gated(layer, make_gate(config.kind, width))
-            width = stage.width_out
-
     def forward(self, hidden: Tensor, output: Tensor | None = None) -> Tensor:
         """What the gate makes of a layer's input; with the layer's `output`, the sum of both, in one pass."""
         output = torch.zeros_like(hidden) if output is None else output
@@ -142,7 +111,7 @@ class MatrixGate(Gate):
 
 @dataclass
 class GatesConfig:
-    """Which layers of a model have gates, and of which kind. The code is Gate's: only models with gates carry it."""
+    """Which layers of a model have gates, and of which kind."""
 
     kind: Annotated[Choice, PartOf(gate_kinds, "vector")] = "vector"  # type: ignore[assignment]
     """What a gate computes: one factor for each channel, one for all, or a matrix."""
@@ -150,12 +119,33 @@ class GatesConfig:
     """The layers, counted from 1 over all stages; by default all but the first."""
 
     def for_depth(self, depth: int) -> "GatesConfig":
-        """The same with its layers listed, for a model of so many layers."""
-        return gate_kinds[self.kind.kind].listed(self, depth)  # type: ignore[no-any-return]
+        """The configuration with its layers listed, for a model of so many layers."""
+        layers = list(range(2, depth + 1)) if self.layers is None else sorted(self.layers)
+        if not layers:
+            raise BraidError("gates.layers: no layer is left" if depth > 1 else "gates: a model of one layer has none")
+        if len(set(layers)) < len(layers):
+            raise BraidError("gates.layers: a layer is listed twice")
+        if layers[-1] > depth:
+            raise BraidError(f"gates.layers: there is no layer {layers[-1]}: the model has {depth}")
+        return replace(self, layers=layers)
 
     def add_to(self, stages: Any, width: int) -> None:
         """Give layers of a Braid model their gates."""
-        gate_kinds[self.kind.kind].put_around(stages, width, self)
+        number = 0
+        for stage in stages:
+            layers: Any = getattr(stage, "layers", ())
+            for index, layer in enumerate(layers):
+                number += 1
+                width_in, width = width, getattr(layer, "width_out", width)
+                if number in (self.layers or ()):
+                    if width != width_in:
+                        raise BraidError(
+                            f"layer {number} changes the stream's width, from {width_in} to {width}: no gate fits it",
+                            "gates.layers",
+                            "List the other layers.",
+                        )
+                    layers[index] = gated(layer, make_gate(self.kind, width))
+            width = stage.width_out
 
 
 def make_gate(choice: Choice, width: int) -> Gate:
@@ -222,3 +212,20 @@ def ungated(layer: GatedLayer) -> nn.Module:
     others = {name: child for name, child in layer._modules.items() if name != "gate"}
     made.__dict__ = layer.__dict__ | {"_modules": others}
     return made
+
+
+class GatedDecoder:
+    """Mixed into a decoder's class: gates around the layers that `config.gates` lists.
+
+    `config.gates` has `kind` (with its options), `layers` (counted from 1) and `inside`, the name of their list.
+    """
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        options = dict(config.gates["kind"])
+        kind = options.pop("kind")
+        choice = Choice(kind, gate_kinds[kind].Config(**options))
+        model: Any = self
+        layers, width = model.get_submodule(config.gates["inside"]), config.get_text_config().hidden_size
+        for number in config.gates["layers"]:
+            layers[number - 1] = gated(layers[number - 1], make_gate(choice, width))

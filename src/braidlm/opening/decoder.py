@@ -25,7 +25,7 @@ from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.kernels.lower import replace_parts
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.gated_decoder import GatedDecoder
+from braidlm.model.gates import GatedDecoder
 from braidlm.opening.adapter import gate_tensors, is_adapter, load_adapter, read_adapter
 from braidlm.opening.full_folder import register_gated
 from braidlm.opening.gating import attach, gates_of

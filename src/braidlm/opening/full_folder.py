@@ -15,9 +15,9 @@ from braidlm import __version__
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json, write_text
 from braidlm.core.reading import read_json
-from braidlm.model.bundle import body_of, needed_by
+from braidlm.model.bundle import ROOT, join_files
 from braidlm.model.config.strict import encode
-from braidlm.model.gated_decoder import GatedDecoder
+from braidlm.model.gates import GatedDecoder
 from braidlm.model.gates import gate_kinds
 from braidlm.opening.adapter import gates_config_of
 from braidlm.opening.gating import gates_of
@@ -113,6 +113,6 @@ def _code(kind: str, config: str, model: str, gate: str) -> str:
             f"the gates are of a kind of another package, '{gate}', whose code a folder cannot carry",
             todo="Save the gates alone, as an adapter.",
         )
-    body = body_of(needed_by([GatedDecoder.__name__, gate_class.__name__]))
+    body = join_files([ROOT / "gates.py"])
     classes = CLASSES.format(config=config, model=model, kind=kind, prefix=PREFIX)
     return HEADER.format(version=__version__) + body.rstrip("\n") + "\n" + classes

@@ -187,7 +187,6 @@ def test_what_it_promises_is_checked(pair: list[Path], tmp_path: Path, monkeypat
 
 def test_plain_transformers_opens_it(pair: list[Path], tmp_path: Path) -> None:
     made = compose(pair, tmp_path / "made", join="average")
-    assert (made / "modeling_braid.py").stat().st_size < 200_000
     opened = AutoModelForCausalLM.from_pretrained(made, trust_remote_code=True)
     assert type(opened).__module__.startswith("transformers_modules.")
     with torch.no_grad():
@@ -203,7 +202,6 @@ def test_plain_transformers_opens_it(pair: list[Path], tmp_path: Path) -> None:
 def test_experts_are_switched_off_by_model_and_name(tmp_path: Path) -> None:
     folders = [saved_path(tmp_path / name, i, **EXPERTS) for i, name in enumerate("ab")]
     made, off = compose(folders, tmp_path / "made", join="average"), "stages.0.layers.0"
-    assert (made / "modeling_braid.py").stat().st_size < 200_000
     alone = load_model(folders[1], without=[f"{off}:expert_2"]).double()
     averaged = load_model(made, without=[f"{off}.paths.b.0.feed:expert_2"]).double()
     wanted = [double(folders[0])(ids()).logits, alone(ids()).logits]
@@ -263,7 +261,6 @@ def test_shares_that_follow_the_text(pair: list[Path], tmp_path: Path, window: i
         assert (wanted - average(pair, input_ids=ids())).abs().max() > 1e-3, "models that do not agree"
         opened = AutoModelForCausalLM.from_pretrained(made, trust_remote_code=True)
         close(opened(ids()).logits.double(), wanted, 1e-4)
-    assert (made / "modeling_braid.py").stat().st_size < 200_000
     rest = edit("withdraw", made, tmp_path / "rest", paths=["a"])
     with torch.no_grad():
         close(double(rest)(ids()).logits.log_softmax(-1), each[1])

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
-from braidlm.model.bundle import bundle, names_in
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.norms import RMSNorm
@@ -143,7 +142,7 @@ def test_what_is_not_stacked_runs_one_by_one() -> None:
     assert has_stack(paths=3, stacked="with_experts", join={"kind": "routed", "compute": "sparse"}), "no experts inside"
 
 
-def test_a_folder_carries_the_stack_only_if_it_has_one(tmp_path: Path) -> None:
+def test_a_folder_with_a_stack_opens(tmp_path: Path) -> None:
     parts = [{"name": "a", "width": 16}, {"name": "b", "width": 16}]
     stage = {"paths": parts, "layers": 2, "join": "concat", "attention": {"heads": 2}, **experts(3, shared=4)}
     averaged = {
@@ -153,11 +152,4 @@ def test_a_folder_carries_the_stack_only_if_it_has_one(tmp_path: Path) -> None:
     }
     model = path_model(architecture=averaged, **stage)
     folder = save_model(model.float(), tmp_path / "m", None, {"made_by": "a test"})
-    code = (folder / "modeling_braid.py").read_text()
-    assert "class RoutedFeedStack" in code
-    assert "class CompactAttention" not in code, "no router chooses among attentions"
-    assert len(code.encode()) < 200_000
-    assert "class MixtureOfHeads" not in code, "`shared` is also a key of feed-forward experts"
     assert torch.equal(load_model(folder)(random_ids(2, 5)).logits, model(random_ids(2, 5)).logits)
-    apart = path_model(architecture=averaged, **{**stage, "stacked": False})
-    assert "RoutedFeedStack" not in bundle(names_in(apart.config.architecture))

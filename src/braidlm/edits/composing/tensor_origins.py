@@ -7,8 +7,8 @@ from torch import nn
 
 from braidlm.edits.account import Account, Derived, Fresh, Part, parts_of, targets
 from braidlm.edits.composing.path_models import PathShape, Section, aligned_sections
-from braidlm.model.attention.member_experts import MemberAttentionExperts
-from braidlm.model.feed.routed_stack import RoutedFeedStack
+from braidlm.model.attention.routed import MemberAttentionExperts
+from braidlm.model.feed.routed import RoutedFeedStack
 from braidlm.model.heads.ends import ModelEnd
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead, MixtureHead

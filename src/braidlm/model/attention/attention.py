@@ -20,8 +20,6 @@ from ..routing.stacked import linear
 from ..span import Span
 
 attentions = Registry("attention", third_party=True)
-attention_banks = Registry("attention experts")
-"""By where an expert's keys come from (`keys=own`): a folder has the code of those in its configuration."""
 
 Scope = Literal["all", "routed"]
 """Whether a routed attention attends to all tokens (MoEP), or only to those that chose it."""

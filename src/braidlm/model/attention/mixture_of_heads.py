@@ -18,11 +18,9 @@ from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import StackedLinear, weighted_sum
 from ..span import Span
-from .attention import ABSENT, AttentionExpertsConfig, AttentionHeads, attention_banks, attentions
+from .attention import ABSENT, AttentionExpertsConfig, AttentionHeads, attentions
 
 
-@attention_banks.register("keys=shared")
-@attention_banks.register("keys=stream")
 class MixtureOfHeads(AttentionHeads):
     """The weighted sum of the attentions chosen for each token. They and the router read the normalised stream."""
 

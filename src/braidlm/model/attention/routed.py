@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ..config.registry import Choice, Registry
+from ..config.registry import Choice
 from ..dropout import Dropout
 from ..routing.dispatch import is_sparse, sort_by_expert
 from ..routing.experts import check_stackable, set_active_share
@@ -14,11 +15,8 @@ from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import stack_kwargs, weighted_sum
 from ..span import Span
-from .attention import AttentionExpertsConfig, attention_banks, attentions
-from .mixture_of_heads import MixtureOfHeads  # noqa: F401 (it registers itself)
-
-attention_stacks = Registry("stack of attention experts")
-"""As `feed_stacks`."""
+from .attention import AttentionExpertsConfig, attentions
+from .mixture_of_heads import MixtureOfHeads
 
 
 def attention_part(
@@ -29,16 +27,16 @@ def attention_part(
     if experts is None:
         return attentions.build(choice, width, dropout=dropout, **stack_kwargs(stack))  # type: ignore[no-any-return]
     if stack is not None:
-        return attention_stacks["with_experts"](choice, experts, width, dropout, members)  # type: ignore[no-any-return]
+        return MemberAttentionExperts(choice, experts, width, dropout, members)
     return attention_bank(choice, experts, width, dropout)
 
 
 def attention_bank(choice: Choice, experts: AttentionExpertsConfig, width: int, dropout: float) -> nn.Module:
     """A bank of attentions with its router."""
-    return attention_banks[f"keys={experts.keys}"](choice, experts, width, dropout)  # type: ignore[no-any-return]
+    bank = RoutedAttention if experts.keys == "own" else MixtureOfHeads
+    return bank(choice, experts, width, dropout)
 
 
-@attention_banks.register("keys=own")
 class RoutedAttention(nn.Module):
     """The weighted sum of the attentions chosen for each token. They and the router read the normalised stream."""
 
@@ -88,3 +86,24 @@ def set_active_attention_share(attention: Any, share: float, scope: str) -> None
     if scope == "all":
         queries = attention.heads / (attention.heads + 2 * attention.kv_heads)
         attention.qkv.product_share = share * queries + (1 - queries)
+
+
+class MemberAttentionExperts(nn.ModuleDict):
+    """A bank with its router for each member, by its name: [member, batch, time, width] in and out.
+
+    Keys and caches are each member's own, so that the banks are computed one after another.
+    """
+
+    def __init__(
+        self, choice: Choice, experts: AttentionExpertsConfig, width: int, dropout: float, members: Sequence[str]
+    ):
+        super().__init__({member: attention_bank(choice, experts, width, dropout) for member in members})
+
+    def forward(self, normed: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        outputs: list[Tensor] = []
+        routings: Routings = ()
+        for bank, own in zip(self.values(), normed, strict=True):
+            output, bank_routings = bank(own, span)
+            outputs.append(output)
+            routings += bank_routings
+        return torch.stack(outputs), routings

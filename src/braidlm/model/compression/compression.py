@@ -76,7 +76,7 @@ def set_by_address(root: nn.Module, address: str, value: nn.Module | nn.Paramete
 def compress(model: nn.Module, choices: list[Choice]) -> None:
     """Replace the layers of a model without its head; a pattern that fits no layer is an error."""
     for choice in choices:
-        compression = compressions.build(choice)  # the class is not named: only models with a form carry its code
+        compression = compressions.build(choice)
         found = compression.apply(model) + ([HEAD] if compression.serves_heads else [])
         for pattern in compression.patterns:
             if not any(fnmatchcase(address, pattern) for address in found):

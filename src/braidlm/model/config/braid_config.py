@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..folder_code import CODE_FILE, write_folder_code
+from ..bundle import CODE_FILE, bundle
 from .architecture import Architecture, read_architecture, write_architecture
 from .ranges import VocabularySize
 from .strict import decode
@@ -76,7 +76,7 @@ class BraidConfig(PretrainedConfig):
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save the configuration and the code; saving a model calls this method too."""
         super().save_pretrained(save_directory, *args, **kwargs)
-        write_folder_code(Path(save_directory), self.architecture)
+        (Path(save_directory) / CODE_FILE).write_text(bundle(), encoding="utf-8")
 
 
 def _first_heads(architecture: Architecture) -> int:

@@ -9,7 +9,6 @@ from pkgutil import walk_packages
 from typing import Any, TypeVar
 
 from ..errors import BraidError, did_you_mean
-from ..folder_code import IS_FOLDER_CODE
 
 T = TypeVar("T")
 ENTRY_POINTS = "braidlm.parts"
@@ -83,8 +82,9 @@ _third_party_loaded = False
 @cache
 def _load_own_parts() -> None:
     """Import every file of the model, which registers its parts; in a saved folder they are all in this file."""
-    if not IS_FOLDER_CODE:
-        import_files(__name__.removesuffix(".config.registry"))
+    package = __name__.removesuffix(".config.registry")
+    if package != __name__:
+        import_files(package)
 
 
 def _load_third_party_parts() -> None:

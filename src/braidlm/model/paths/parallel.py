@@ -8,14 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..attention.member_experts import MemberAttentionExperts  # noqa: F401 (it registers itself)
 from ..block import Block, BlockConfig, can_stack
 from ..config.inheritance import inherit
 from ..config.ranges import MAX_ITEMS, Choices, Layers, Size
 from ..config.registry import Choice
 from ..config.strict import PartOf, decode
 from ..errors import BraidError
-from ..feed.routed_stack import RoutedFeedStack  # noqa: F401 (it registers itself)
 from ..routing.dispatch import Compute
 from ..routing.router import TopKRouter
 from ..routing.routing import Routings

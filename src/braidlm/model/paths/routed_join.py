@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..attention.attention import AttentionExpertsConfig, Scope
-from ..attention.routed import RoutedAttention, set_active_attention_share, span_for_scope
+from ..attention.routed import set_active_attention_share, span_for_scope
 from ..block import BlockConfig
 from ..config.registry import Choice
 from ..errors import BraidError
@@ -30,8 +30,6 @@ class Routed(SameWidthJoin):
     """
 
     chooses_paths = True
-    attention_experts = RoutedAttention
-    """What attentions become with `per: sublayer`: a folder has its code because it is named here."""
 
     @dataclass
     class Config(RouterConfig):
