@@ -24,8 +24,7 @@ from braidlm.evals.finetuning.classifier import classify, make_classifier
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.config.ranges import Size
-from braidlm.model.heads.embedding import Embedding, embeddings
-from braidlm.model.heads.head import Head, heads
+from braidlm.model.heads.ends import Embedding, Head, embeddings, heads
 from braidlm.model.heads.losses import log_probabilities_of, next_token_loss
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.convert import convert

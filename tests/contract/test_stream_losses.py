@@ -13,9 +13,9 @@ from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import SpecialTokens
 from braidlm.model.config.strict import decode
-from braidlm.model.heads.head import heads
+from braidlm.model.heads.ends import heads
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.record import LayerRecord
+from braidlm.model.span import LayerRecord
 from braidlm.training.config import TrainingConfig
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.distillation import OnlineDistillation

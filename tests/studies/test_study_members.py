@@ -14,8 +14,7 @@ from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.core.models.integrity import model_hash
 from braidlm.edits.composing.averaging import posterior_shares
 from braidlm.model.config.strict import encode
-from braidlm.model.paths.average import AverageHead
-from braidlm.model.paths.posterior import PosteriorHead
+from braidlm.model.paths.average import AverageHead, PosteriorHead
 from braidlm.model.paths.switches import use_paths
 from braidlm.studies.decoding import decode_study
 from braidlm.studies.members import path_of_domains

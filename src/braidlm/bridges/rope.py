@@ -4,7 +4,7 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from braidlm.model.attention.rope_scaling import rope_scalings
+from braidlm.model.attention.positions import rope_scalings
 
 KINDS = ("linear", "llama3", "yarn")
 """The kinds of scaling that have the same name and meaning in both."""

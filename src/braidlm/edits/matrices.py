@@ -11,9 +11,9 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.edits.account import Account, Derived, Part, targets
 from braidlm.edits.edit import SOURCE
-from braidlm.model.compression.low_rank import sizes_of
+from braidlm.model.compression.compression import sizes_of
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.heads.embedding import TokenEmbedding
+from braidlm.model.heads.ends import TokenEmbedding
 from braidlm.model.heads.linear import LinearHead
 from braidlm.model.initialisation import LINEAR
 from braidlm.model.modeling_braid import BraidForCausalLM

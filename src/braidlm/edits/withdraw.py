@@ -19,11 +19,10 @@ from braidlm.edits.edit import SOURCE, UNCHANGED, Edit, EditPlan, edits, probe_i
 from braidlm.edits.modules import check_uncompressed
 from braidlm.edits.unwrapping import unwrapped
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.heads.embedding import TokenEmbedding
+from braidlm.model.heads.ends import TokenEmbedding
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.average import AverageHead
+from braidlm.model.paths.average import AverageHead, PerPathNorm
 from braidlm.model.paths.parallel import ParallelLayer
-from braidlm.model.paths.per_path_norm import PerPathNorm
 from braidlm.model.paths.switches import path_names, use_paths
 from braidlm.opening.braid import OpenedBraid
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from .attention.attention import ABSENT, AttentionHeads
 from .block import Block, BlockConfig
-from .config.inheritance import inherit
 from .config.ranges import Layers, Probability
-from .config.registry import Choice
+from .config.registry import Choice, inherit
 from .config.strict import PartOf
 from .errors import BraidError
 from .precision import compute_dtype

@@ -13,17 +13,25 @@ from .config.braid_config import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
 from .freezing import freeze
-from .heads.embedding import embeddings
-from .heads.head import Head, heads
+from .heads.ends import Head, embeddings, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .layer_skip import cache_slots, chosen_exit, set_dropout, stages_between
 from .norms import norms
 from .paths.switches import address_outside_stack, switch_off_modules, use_paths
 from .precision import compute_dtype
 from .pretrained import BraidCausalLMOutput, BraidModelOutput, BraidPreTrainedModel, BraidSequenceClassifierOutput
-from .record import LayerRecord
 from .routing.routing import Routings
-from .span import KeyValueCache, Masks, Reader, Span, TextPass, make_masks, positions_from_mask, rotations_for
+from .span import (
+    KeyValueCache,
+    LayerRecord,
+    Masks,
+    Reader,
+    Span,
+    TextPass,
+    make_masks,
+    positions_from_mask,
+    rotations_for,
+)
 from .stages import stage_kinds
 
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .block import Block, BlockConfig
-from .config.inheritance import inherit
 from .config.ranges import Layers
-from .config.registry import Choice, Registry
+from .config.registry import Choice, Registry, inherit
 from .config.strict import PartOf
 from .routing.router import TopKRouter
 from .routing.routing import Routings

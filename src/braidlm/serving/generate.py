@@ -8,9 +8,8 @@ from typing import Any
 from braidlm.core import console
 from braidlm.core.decoding.decoder import Sampling, TokenDecoder
 from braidlm.core.decoding.exits import EarlyExit
-from braidlm.core.decoding.generation import continue_text, encode_prompts, next_tokens
+from braidlm.core.decoding.generation import continue_text, decoder_for, encode_prompts, next_tokens
 from braidlm.core.decoding.prompts import Prompt, read_prompts
-from braidlm.core.decoding.transformers_decoder import decoder_for
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.report.write import check_file, write_file

@@ -14,9 +14,8 @@ from braidlm.core.errors import BraidError, check_folder_name, did_you_mean
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.order import orders
-from braidlm.model.config.inheritance import inherit
 from braidlm.model.config.ranges import Length, Positive, Seed
-from braidlm.model.config.registry import Choice
+from braidlm.model.config.registry import Choice, inherit
 from braidlm.model.config.strict import PartOf
 from braidlm.studies.phases import AverageSpec, ComposedSpec, DistilledSpec, PathsSpec, Phase, VariantSpec, WholeSpec
 from braidlm.studies.tasks import TasksConfig

@@ -15,8 +15,7 @@ from transformers import (
 )
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
-from braidlm.core.decoding.generation import next_tokens
-from braidlm.core.decoding.transformers_decoder import TransformersDecoder, decoder_for
+from braidlm.core.decoding.generation import TransformersDecoder, decoder_for, next_tokens
 from braidlm.core.errors import BraidError
 from tests.tiny_models import ToyTokenizer, randomised, tiny_model
 

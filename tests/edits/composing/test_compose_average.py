@@ -23,8 +23,7 @@ from braidlm.edits.edit import edit
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.average import AverageHead
-from braidlm.model.paths.posterior import PosteriorHead
+from braidlm.model.paths.average import AverageHead, PosteriorHead
 from tests.edits.composed_paths import (
     ATTENTION_EXPERTS,
     EXPERTS,
@@ -268,7 +267,7 @@ def test_shares_that_follow_the_text(pair: list[Path], tmp_path: Path, window: i
 
 def test_shares_are_checked(pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unheard = lambda self, before, is_there, tokens: before.new_zeros(*tokens.shape, 2)  # noqa: E731
-    monkeypatch.setattr(PosteriorHead, "evidence", unheard)
+    monkeypatch.setattr(PosteriorHead, "judge", unheard)
     with pytest.raises(BraidError, match=r"average of the models', weighed by the text so far, to 0\.0001"):
         compose(pair, tmp_path / "made", join="posterior")
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.memory import weights_bytes
-from braidlm.model.compression.low_rank import FactorisedLinear
+from braidlm.model.compression.compression import FactorisedLinear
 from braidlm.model.compression.quantised import QuantisedLinear, QuantisedMatrix
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.errors import BraidError

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from braidlm.core.errors import BraidError
 from braidlm.model.config.architecture import Architecture, read_architecture, write_architecture
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.config.inheritance import inherit
 from braidlm.model.config.ranges import Range
-from braidlm.model.config.registry import PARTS
+from braidlm.model.config.registry import PARTS, inherit
 from braidlm.model.config.strict import part_of, plain_type
 from braidlm.model.dropout import BlockDropout
-from braidlm.model.routing.experts import ExpertsConfig
+from braidlm.model.routing.router import ExpertsConfig
 from tests.tiny_models import tiny_config
 
 

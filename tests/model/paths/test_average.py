@@ -12,8 +12,7 @@ from torch import Tensor
 from braidlm.model.errors import BraidError
 from braidlm.model.heads.losses import IGNORED, next_token_loss
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification
-from braidlm.model.paths.average import AverageHead, MixtureHead
-from braidlm.model.paths.per_path_norm import PathPart
+from braidlm.model.paths.average import AverageHead, MixtureHead, PathPart
 from braidlm.model.paths.switches import path_names, use_paths
 from tests.tiny_models import random_ids, randomised, tiny_config, tiny_model
 

@@ -14,8 +14,7 @@ from braidlm.core.models.folders import load_model, save_model
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.norms import RMSNorm
-from braidlm.model.routing.router import RouterConfig
-from braidlm.model.routing.router_stack import RouterStack
+from braidlm.model.routing.router import RouterConfig, RouterStack
 from tests.model.parallel_layers import attention_experts, both_forms, experts, path_model, unstacked
 from tests.tiny_models import random_ids, randomised
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from braidlm.core.errors import BraidError
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.record import LayerRecord
+from braidlm.model.span import LayerRecord
 from braidlm.training.losses.early_exit import EarlyExitConfig, EarlyExitLoss
 from braidlm.training.schedules import dropout_schedules
 from braidlm.training.step.extra_losses import TrainingPass

@@ -5,7 +5,7 @@ import torch
 
 from braidlm.core.errors import BraidError
 from braidlm.model.heads.losses import IGNORED
-from braidlm.model.record import LayerRecord
+from braidlm.model.span import LayerRecord
 from braidlm.training.losses.reconstruction import Reconstruction
 from braidlm.training.step.extra_losses import ExtraLossConfig, TrainingPass
 from tests.tiny_models import random_ids, tiny_model

@@ -1,4 +1,4 @@
-"""Prompts for models: a file with one a line, plain or JSON, or a set that comes with Braid."""
+"""Prompts for models: a file with one a line, plain or JSON, or a set that comes with Braid; and pauses after them."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.reading import parse_row, read_text
 from braidlm.core.recipes import recipe_root
+from braidlm.core.tokenizer import Tokenizer
 
 DEFAULT_PROMPTS = "papaformer"
 """The 20 prompts of PaPaformer's Table 6, half of them stories and half maths."""
@@ -85,3 +86,13 @@ def _text(row: dict, key: str, where: str) -> str | None:
         return str(value)
     kind = "text or a path's number" if key == "domain" else "text"
     raise BraidError(f"'{key}' is to be {kind}, not {json.dumps(value)[:40]}", where)
+
+
+def pause_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
+    """So many pause tokens, which only the tokenizer of a model that was trained with them has."""
+    if count and tokenizer.pause_id is None:
+        raise BraidError(
+            "this model has no pause token: it was not trained with pauses",
+            todo="Leave out the pauses, or train a model with data.pauses.",
+        )
+    return [] if tokenizer.pause_id is None else [tokenizer.pause_id] * count

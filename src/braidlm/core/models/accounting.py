@@ -14,7 +14,7 @@ from braidlm.model.config.ranges import Length
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import Gate
-from braidlm.model.heads.embedding import Embedding
+from braidlm.model.heads.ends import Embedding
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import ParallelStage
 from braidlm.model.routing.stacked import StackedLinear

@@ -18,8 +18,8 @@ from braidlm.model.config.ranges import Range
 from braidlm.model.config.registry import ADVICE, Choice, Registry
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.average import PosteriorHead
 from braidlm.model.paths.joins import JoinConfig, joins
-from braidlm.model.paths.posterior import PosteriorHead
 
 APART = Choice("concat", JoinConfig())
 """The join inside the layers of a model whose paths meet in the head alone."""

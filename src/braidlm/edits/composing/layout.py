@@ -10,8 +10,7 @@ from braidlm.edits.composing.path_models import PathShape, Section, aligned_sect
 from braidlm.edits.modules import PARTS
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import encode
-from braidlm.model.heads.embedding import embeddings
-from braidlm.model.heads.head import heads
+from braidlm.model.heads.ends import embeddings, heads
 from braidlm.model.paths.joins import joins
 
 

@@ -15,8 +15,7 @@ from braidlm.data.tokenizing.tokenizer import differences
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import encode
-from braidlm.model.heads.embedding import embeddings
-from braidlm.model.heads.head import heads
+from braidlm.model.heads.ends import embeddings, heads
 from braidlm.model.paths.parallel import PathConfig
 from braidlm.model.sharing import LowRank
 from braidlm.opening.braid import OpenedBraid

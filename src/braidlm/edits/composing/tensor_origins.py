@@ -11,9 +11,8 @@ from braidlm.model.attention.routed import MemberAttentionExperts
 from braidlm.model.feed.routed import RoutedFeedStack
 from braidlm.model.heads.ends import ModelEnd
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.average import AverageHead, MixtureHead
+from braidlm.model.paths.average import AverageHead, MixtureHead, PerPathNorm
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage, blocks_in_layer
-from braidlm.model.paths.per_path_norm import PerPathNorm
 from braidlm.model.paths.project import ProjectStage
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.model.stages import BlockStage

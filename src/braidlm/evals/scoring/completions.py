@@ -15,7 +15,7 @@ from torch import Tensor
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.decoding.generation import TextStream, without_pauses
-from braidlm.core.decoding.pauses import pause_tokens
+from braidlm.core.decoding.prompts import pause_tokens
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.scoring.forward import TREE_MODEL_TYPES

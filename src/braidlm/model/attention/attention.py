@@ -14,7 +14,7 @@ from ..config.registry import Registry
 from ..dropout import Dropout
 from ..errors import BraidError
 from ..routing.dispatch import Permutation
-from ..routing.experts import ExpertsConfig
+from ..routing.router import ExpertsConfig
 from ..routing.routing import Routings
 from ..routing.stacked import linear
 from ..span import Span

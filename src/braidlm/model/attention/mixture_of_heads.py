@@ -13,8 +13,7 @@ from ..config.registry import Choice
 from ..dropout import Dropout
 from ..errors import BraidError
 from ..routing.dispatch import is_sparse, sort_by_expert
-from ..routing.experts import set_active_share
-from ..routing.router import TopKRouter
+from ..routing.router import TopKRouter, set_active_share
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import StackedLinear, weighted_sum
 from ..span import Span

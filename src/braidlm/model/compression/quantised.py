@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from ..config.ranges import Size
 from ..errors import BraidError
-from ..heads.embedding import Embedding, TokenEmbedding
-from ..heads.head import Head
+from ..heads.ends import Embedding, Head, TokenEmbedding
 from ..heads.linear import LinearHead
 from ..routing.dispatch import Groups
 from ..routing.stacked import StackedLinear
-from .compression import Compression, compressions
-from .low_rank import sizes_of
+from .compression import Compression, compressions, sizes_of
 
 RANDOM = 0.02 / 74
 """The factor of random codes, whose standard deviation is 74, in a model whose weights are not loaded yet."""

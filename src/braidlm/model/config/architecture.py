@@ -9,14 +9,12 @@ from ..compression.compression import compressions
 from ..dropout import BlockDropout, DropoutConfig
 from ..errors import BraidError
 from ..gates import GatesConfig
-from ..heads.embedding import embeddings
-from ..heads.head import heads
+from ..heads.ends import embeddings, heads
 from ..initialisation import initialisations
 from ..norms import norms
 from ..stages import stage_kinds
-from .inheritance import inherit
 from .ranges import MAX_ITEMS, Length, Size
-from .registry import Choice
+from .registry import Choice, inherit
 from .strict import PartOf, decode, encode, part_of
 
 MAX_BLOCKS = 4096

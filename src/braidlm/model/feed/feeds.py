@@ -13,7 +13,7 @@ from ..config.ranges import Size
 from ..config.registry import Registry
 from ..dropout import Dropout
 from ..routing.dispatch import Groups
-from ..routing.experts import ExpertsConfig
+from ..routing.router import ExpertsConfig
 from ..routing.routing import Routings
 from ..routing.stacked import apply_linear, expand_vector, linear, vector, with_trained_rows
 

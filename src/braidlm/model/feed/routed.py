@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from ..config.registry import Choice
 from ..dropout import Dropout
 from ..routing.dispatch import is_sparse, sort_by_expert
-from ..routing.experts import check_stackable, set_active_share
-from ..routing.router import TopKRouter
-from ..routing.router_stack import RouterStack
+from ..routing.router import RouterStack, TopKRouter, check_stackable, set_active_share
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import stack_kwargs, weighted_sum
 from .feeds import FeedExpertsConfig, feeds

@@ -1,9 +1,14 @@
-"""What embeddings and heads share."""
+"""The two ends of a model: embeddings, from tokens to vectors, and heads, from vectors to logits and the loss."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
+
+from ..config.registry import Registry
+from ..span import Span
+from .losses import log_probabilities_of, next_token_loss
 
 
 class ModelEnd(nn.Module):
@@ -23,3 +28,68 @@ class ModelEnd(nn.Module):
     def agrees_with(self, tokens: Sequence[bytes | None]) -> bool:
         """Whether these are the tokens that were read; an end that reads none agrees with any."""
         return True
+
+
+embeddings = Registry("embedding", third_party=True)
+
+
+class Embedding(ModelEnd):
+    """The base class: `forward` gives the vectors [batch, time, width] of token ids [batch, time]."""
+
+
+@embeddings.register("tokens")
+class TokenEmbedding(Embedding, nn.Embedding):
+    """A learned vector for each token."""
+
+    composed = {"weight": "side by side"}
+
+    @dataclass
+    class Config:
+        pass
+
+    def __init__(self, config: Config, vocab_size: int, width: int):
+        super().__init__(vocab_size, width)
+        self.config = config
+
+
+heads = Registry("head", third_party=True)
+
+
+class Head(ModelEnd):
+    """The base class: `forward` gives the logits [..., vocabulary] of vectors [..., width].
+
+    Where a whole vocabulary is expensive (a decoder of bytes), it has its own `loss` and `log_probabilities` too.
+    A head with `cache_shapes` reads the text beside the stream: its `forward`, `loss` and `log_probabilities` are given
+    what `read` returns, by name.
+    """
+
+    cache_shapes: Sequence[tuple[int, int]] = ()
+    """Heads and channels of each layer that `read` keeps in a cache, from `first_slot` on."""
+    first_slot = 0
+    window: int | None = None
+    """How many tokens back `read` looks; None for the whole text."""
+
+    def read(self, hidden: Tensor, span: Span) -> dict[str, Tensor]:
+        """What the head reads in the text, [batch, time, ...], beside the stream [batch, time, width]."""
+        raise NotImplementedError("only a head with cache_shapes reads the text")
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, count: Tensor | float | None = None, logits: Tensor | None = None
+    ) -> Tensor:
+        """The loss of targets [batch, time], each at the position that predicts it, from a stream [batch, time, width].
+
+        `count` is as in `next_token_loss`; `logits` may be known already.
+        """
+        return next_token_loss(self(hidden) if logits is None else logits, targets, count)
+
+    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor, **read: Tensor) -> Tensor:
+        """[token] of each of `tokens`, predicted by the row of hidden [row, width] that `rows` [token] says."""
+        return self.scores(self(hidden, **read), rows, tokens)
+
+    def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The log-probabilities from logits that are known already."""
+        return log_probabilities_of(logits, rows, tokens)
+
+    def shared_with(self, embedding: Embedding) -> dict[str, str]:
+        """Parameters that `tie_embeddings` shares: the head's name of each, and the embedding's."""
+        return {}

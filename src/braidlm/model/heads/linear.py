@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .embedding import Embedding, TokenEmbedding
-from .head import Head, heads
+from .ends import Embedding, Head, TokenEmbedding, heads
 
 
 @heads.register("linear")

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..block import Block, BlockConfig, can_stack
-from ..config.inheritance import inherit
 from ..config.ranges import MAX_ITEMS, Choices, Layers, Size
-from ..config.registry import Choice
+from ..config.registry import Choice, inherit
 from ..config.strict import PartOf, decode
 from ..errors import BraidError
 from ..routing.dispatch import Compute

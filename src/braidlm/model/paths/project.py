@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ..config.ranges import Size
 from ..routing.dispatch import Groups, dispatch, is_sparse
-from ..routing.experts import ExpertsConfig, set_active_share
-from ..routing.router import TopKRouter
+from ..routing.router import ExpertsConfig, TopKRouter, set_active_share
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import StackedLinear, apply_linear, without_residual
 from ..span import Span

@@ -13,8 +13,7 @@ from ..config.registry import Choice
 from ..errors import BraidError
 from ..feed.feeds import FeedExpertsConfig
 from ..routing.dispatch import Permutation, is_sparse, sort_by_expert
-from ..routing.experts import set_active_share
-from ..routing.router import RouterConfig, TopKRouter
+from ..routing.router import RouterConfig, TopKRouter, set_active_share
 from ..routing.routing import Routing, Routings
 from ..span import Span
 from .joins import JoinConfig, JoinShape, SameWidthJoin, joins

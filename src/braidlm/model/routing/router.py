@@ -1,23 +1,23 @@
-"""Routers: for each token the top k of N named things, with the record of the choice."""
+"""Routers, which choose the top k of N named things for each token, and what every bank of experts shares."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config.ranges import MAX_ITEMS, Choices, NonNegative, Range, Share, Size
-from ..config.registry import Choice
+from ..config.registry import Choice, Registry
 from ..config.strict import PartOf
 from ..dropout import Dropout, leave_out
 from ..errors import BraidError
 from ..norms import norms
 from .dispatch import Compute
 from .losses import check_losses
-from .routing import Routing
-from .stacked import PartlyTrained
+from .routing import Routing, Routings
+from .stacked import PartlyTrained, StackedLinear
 
 
 @dataclass
@@ -188,3 +188,97 @@ def _shares(scores_BTN: Tensor, silent: Tensor) -> Tensor:
     if not silent.shape[-1]:
         return scores_BTN.softmax(-1)
     return torch.cat((scores_BTN, silent), dim=-1).softmax(-1)[..., : scores_BTN.shape[-1]]
+
+
+class RouterStack(nn.ModuleDict):
+    """A router for each member, by its name: [member, batch, time, width] in, a routing for each member out.
+
+    Each is a module, so that its choices are switched off, balanced and recorded under the names they have alone.
+    """
+
+    def __init__(self, config: RouterConfig, width: int, choices: Sequence[str], members: Sequence[str]):
+        super().__init__({member: TopKRouter(config, width, choices) for member in members})
+
+    def forward(self, hidden: Tensor) -> Routings:
+        together = all(_is_linear(router) for router in self.values())
+        return self._together(hidden) if together else self.one_by_one(hidden)
+
+    def one_by_one(self, hidden: Tensor) -> Routings:
+        """The reference: each router by itself."""
+        return tuple(router(own) for router, own in zip(self.values(), hidden, strict=True))
+
+    def _together(self, hidden: Tensor) -> Routings:
+        routers: list[Any] = list(self.values())
+        scores = self._scores(hidden)
+        # The members are concatenated along the batch.
+        one = routers[0].route(scores.flatten(0, 1), f"{routers[0].address} or that of another path")
+        names = ("probabilities_BTN", "chosen_BTK", "weights_BTK", "scores_BTN")
+        parts = zip(*(getattr(one, name).chunk(len(routers)) for name in names), strict=True)
+        return tuple(
+            replace(one, name=router.address, losses=dict(one.losses), **dict(zip(names, own, strict=True)))
+            for router, own in zip(routers, parts, strict=True)
+        )
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """[member, batch, time, choice], computed as a router does by itself: in float32 or wider."""
+        layers: list[Any] = [router.scores for router in self.values()]  # type: ignore[union-attr]
+        with torch.autocast(hidden.device.type, enabled=False):
+            wide = torch.promote_types(hidden.dtype, torch.float32)
+            rows, weight = hidden.flatten(1, 2).to(wide), torch.stack([layer.weight for layer in layers]).to(wide)
+            if layers[0].bias is None:
+                scores = torch.bmm(rows, weight.mT)
+            else:
+                bias = torch.stack([layer.bias for layer in layers]).to(wide)
+                scores = torch.baddbmm(bias[:, None], rows, weight.mT)
+        return scores.unflatten(1, hidden.shape[1:3])
+
+
+def _is_linear(router: Any) -> bool:
+    """Whether its scores are of one layer, and it has no state such as choices that are switched off."""
+    has_state = router.inactive or router.balance is not None or router.opening is not None
+    return not has_state and router.norm is None and router.inner is None and type(router.scores) is ScoreLinear
+
+
+@dataclass
+class ExpertsConfig:
+    """The experts' names and their router."""
+
+    names: list[str] | Choices
+    """The names of the experts, or their number: they are then called expert_1, expert_2 and so on."""
+    router: RouterConfig = field(default_factory=RouterConfig)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.names, int):
+            self.names = [f"expert_{number + 1}" for number in range(self.names)]
+        if not self.names:
+            raise BraidError("at least one expert is needed")
+        if len(set(self.names)) < len(self.names):
+            raise BraidError(f"a name is given twice: {', '.join(self.names)}")
+        if self.router.top_k > len(self.names):
+            raise BraidError(f"top_k is {self.router.top_k}, and there are only {len(self.names)} experts")
+
+    @classmethod
+    def from_shorthand(cls, count: Any) -> dict[str, Any]:
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise BraidError(f"expected a number of experts or a mapping, got '{count}'")
+        return {"names": count}
+
+    @property
+    def expert_names(self) -> list[str]:
+        """The names."""
+        assert isinstance(self.names, list)
+        return self.names
+
+
+def set_active_share(bank: nn.Module, share: float) -> None:
+    """Set the share of a bank's parameters and products that is active for a token, for the accounting of costs."""
+    for module in bank.modules():
+        module.active_share = share  # type: ignore[assignment]
+        if isinstance(module, StackedLinear):
+            module.product_share = share
+
+
+def check_stackable(registry: Registry, choice: Choice) -> None:
+    """Refuse a part that cannot be stacked: experts are computed as a stack."""
+    if not getattr(registry[choice.kind], "stackable", False):
+        raise BraidError(f"{registry.noun} '{choice.kind}' cannot be one of several experts")

@@ -10,10 +10,10 @@ from braidlm.core import console
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM, share_of_batch
-from braidlm.model.record import LayerRecord
 from braidlm.model.routing.losses import Evaluator, loads, routing_loss, usages
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routings
+from braidlm.model.span import LayerRecord
 from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass
 from braidlm.training.step.memory import Memory, MemoryCache
 from braidlm.training.step.two_way import needs_masks, two_way_options

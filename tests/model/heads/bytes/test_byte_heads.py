@@ -114,7 +114,7 @@ def test_rows_in_parts_give_the_same(model: Any, monkeypatch: pytest.MonkeyPatch
     tokens = torch.tensor([0, 5, 2, 6, 8])
     with torch.no_grad():
         whole = model.head(hidden), model.head.token_log_probabilities(hidden, tokens)
-        monkeypatch.setattr("braidlm.model.heads.bytes.autoregressive.KEYS_AT_ONCE", 1)
+        monkeypatch.setattr("braidlm.model.heads.bytes.decoder.KEYS_AT_ONCE", 1)
         monkeypatch.setattr("braidlm.model.heads.bytes.decoder.TOKENS_AT_ONCE", 2)
         parts = model.head(hidden), model.head.token_log_probabilities(hidden, tokens)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)

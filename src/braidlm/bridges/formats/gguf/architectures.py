@@ -10,7 +10,7 @@ from braidlm.bridges.formats.gpt2 import GPT2Bridge
 from braidlm.bridges.formats.llama import LlamaBridge
 from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.model_info import ModelInfo
-from braidlm.model.attention.rope_scaling import RopeScaling, rope_scalings
+from braidlm.model.attention.positions import RopeScaling, rope_scalings
 
 
 class LlamaCppArchitecture(HuggingFaceBridge):

@@ -1,20 +1,19 @@
-"""What heads that write a token byte by byte share."""
+"""Heads that write a token byte by byte, each byte after those before it or all at once."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import BraidError
-from ..embedding import Embedding
-from ..head import Head
+from ..ends import Embedding, Head, heads
 from ..losses import IGNORED
-from .blocks import ByteConfig, SymbolBlocks, scale_by_inputs
+from .blocks import ByteConfig, KeysValues, SymbolBlocks, scale_by_inputs
 from .embedding import ByteEmbedding
-from .remembered import Remembered
-from .spelling import END, NOTHING, SYMBOLS, Spelling
+from .spelling import END, NOTHING, SYMBOLS, Remembered, Spelling
 
 TOKENS_AT_ONCE = 8192
 """Whose symbols' log-probabilities are in memory together in evaluation."""
@@ -161,3 +160,106 @@ class ByteHead(Head):
         """[token, piece] of the vocabulary."""
         lengths = self.spelling.lengths
         return self.spelling.first(torch.arange(len(lengths), device=lengths.device))
+
+
+KEYS_AT_ONCE = 1 << 18
+"""How many keys of one layer are in memory together, in rows of the stream; one row may need more."""
+
+
+class Prefixes(NamedTuple):
+    """The distinct first symbols, so many of them, of the tokens of a vocabulary."""
+
+    parents: Tensor
+    """[prefix] which of the prefixes that are one symbol shorter it continues."""
+    last: Tensor
+    """[prefix] its last symbol."""
+    tokens: Tensor
+    """[token] the tokens that go on after a prefix of this length, be it with their end."""
+    chosen: Tensor
+    """[token] where the next symbol of each is among those of all prefixes, [prefix x symbol]."""
+
+
+@heads.register("bytes_autoregressive")
+class AutoregressiveByteHead(ByteHead):
+    """Every byte of the next token is predicted from the stream and from the bytes before it."""
+
+    causal = True
+
+    @dataclass
+    class Config(ByteConfig):
+        pass
+
+    def __init__(self, config: Config, width: int, vocab_size: int):
+        super().__init__(config, width, vocab_size)
+        self.tree: Remembered[list[Prefixes]] = Remembered()
+
+    def inputs(self, slots: Tensor, before: Tensor) -> Tensor:
+        return slots + self.vectors_of(before)
+
+    def vocabulary(self, hidden: Tensor) -> Tensor:
+        """Exact for every token: a prefix that several tokens share is computed once for all of them."""
+        tree = self.tree.get((self.spelling.symbols, self.spelling.lengths), self._find_prefixes)
+        keys = max(len(level.parents) * (depth + 1) for depth, level in enumerate(tree))
+        return torch.cat([self._scores(rows, tree) for rows in hidden.split(max(1, KEYS_AT_ONCE // keys))])
+
+    def _find_prefixes(self) -> list[Prefixes]:
+        """The prefixes of each length."""
+        pieces = self.all_first_pieces()
+        tokens = torch.arange(len(pieces), device=pieces.device)
+        node = torch.zeros_like(tokens)
+        levels: list[Prefixes] = []
+        for position, symbols in enumerate(pieces.t()):
+            if position:
+                tokens = tokens[symbols[tokens] != NOTHING]
+                if not len(tokens):
+                    break
+                keys, index = torch.unique(node[tokens] * SYMBOLS + pieces[tokens, position - 1], return_inverse=True)
+                node = torch.zeros_like(node).index_copy(0, tokens, index)
+            else:
+                keys = tokens[:1]
+            chosen = node[tokens] * (END + 1) + symbols[tokens]
+            levels.append(Prefixes(keys // SYMBOLS, keys % SYMBOLS, tokens, chosen))
+        return levels
+
+    def _scores(self, hidden: Tensor, tree: list[Prefixes]) -> Tensor:
+        slots, rows = self.slots_of(hidden), len(hidden)
+        wide = torch.promote_types(slots.dtype, torch.float32)
+        scores = slots.new_zeros(rows, len(self.spelling.lengths), dtype=wide)
+        past: list[KeysValues] = []
+        for position, level in enumerate(tree):
+            inputs = slots[:, position, None]
+            if position:
+                inputs = inputs + self.vectors_of(level.last)
+                past = [_of_parents(keys_values, rows, level.parents) for keys_values in past]
+            stepped, past = self.blocks.step(inputs.flatten(0, 1)[:, None], past)
+            found = self.all_symbols(stepped[:, 0]).view(rows, -1)
+            scores = scores.index_add(1, level.tokens, found[:, level.chosen])
+        return scores
+
+
+def _of_parents(keys_values: KeysValues, rows: int, parents: Tensor) -> KeysValues:
+    """The keys and values of each prefix's parent, for each row of the stream."""
+    key, value = (tensor.unflatten(0, (rows, -1))[:, parents].flatten(0, 1) for tensor in keys_values)
+    return key, value
+
+
+@heads.register("bytes_parallel")
+class ParallelByteHead(ByteHead):
+    """Every byte of the next token is predicted from the stream alone, independently of the others (STLM)."""
+
+    causal = False
+
+    @dataclass
+    class Config(ByteConfig):
+        pass
+
+    def inputs(self, slots: Tensor, before: Tensor) -> Tensor:
+        return slots
+
+    def vocabulary(self, hidden: Tensor) -> Tensor:
+        found, pieces = self.all_symbols(self.blocks(self.slots_of(hidden))), self.all_first_pieces()
+        scores = found.new_zeros(len(hidden), len(pieces))
+        for position, symbols in enumerate(pieces.t()):
+            real = symbols != NOTHING
+            scores = scores + found[:, position, symbols.where(real, 0)] * real
+        return scores

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...precision import compute_dtype
-from ..embedding import Embedding, embeddings
+from ..ends import Embedding, embeddings
 from .blocks import ByteConfig, SymbolBlocks, scale_by_inputs
-from .remembered import Remembered
-from .spelling import SYMBOLS, Spelling
+from .spelling import SYMBOLS, Remembered, Spelling
 
 GROUP = 32
 """Tokens whose vectors are computed together in evaluation: always the same ones, so that they round alike."""

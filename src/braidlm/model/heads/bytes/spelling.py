@@ -8,14 +8,44 @@ Symbols are read and written in pieces of a fixed size. A token of more symbols,
 first, and later ones, each of which is known together with the piece before it.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import BraidError
-from .remembered import Remembered
+
+V = TypeVar("V")
+
+
+class Remembered(Generic[V]):
+    """A value that follows from tensors and is computed again once these have changed; no part of a module's state."""
+
+    def __init__(self) -> None:
+        self.state: Any = None
+        self.value: V | None = None
+
+    @torch.compiler.disable  # it looks at addresses of tensors
+    def get(self, tensors: Iterable[Tensor], compute: Callable[[], V], *also: Any) -> V:
+        """The value of `compute`, which depends on the tensors and on `also`."""
+        state = (*also, *map(_state, tensors))
+        if self.value is None or state != self.state:
+            # A tensor that is made in inference mode could not be used in training later.
+            with torch.inference_mode(False), torch.no_grad():
+                self.value, self.state = compute(), state
+        return self.value
+
+    def forget(self) -> None:
+        """Free the memory."""
+        self.state = self.value = None
+
+
+def _state(tensor: Tensor) -> tuple[Any, ...]:
+    """Differs after a tensor was written to, moved or replaced."""
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.dtype, tensor.device
+
 
 BYTES, DIGITS = 256, 16
 SYMBOLS = BYTES + DIGITS
