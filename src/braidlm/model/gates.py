@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from .config.ranges import Layers, Size
-from .config.registry import Choice, Registry
+from .config.registry import Choice, NoOptions, Registry
 from .config.strict import PartOf
 from .errors import BraidError
 from .precision import compute_dtype
@@ -54,11 +54,9 @@ class Gate(nn.Module):
 class VectorGate(Gate):
     """One factor for each channel of the stream."""
 
-    @dataclass
-    class Config:
-        pass
+    Config = NoOptions
 
-    def __init__(self, config: Config, width: int):
+    def __init__(self, config: NoOptions, width: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
 
@@ -76,7 +74,7 @@ class VectorGate(Gate):
 class ScalarGate(VectorGate):
     """One factor for all channels of the stream."""
 
-    def __init__(self, config: VectorGate.Config, width: int):
+    def __init__(self, config: NoOptions, width: int):
         super().__init__(config, 1)  # not a number without dimensions, which FSDP cannot divide
 
 

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from .config.ranges import NonNegative
-from .config.registry import Registry
+from .config.registry import NoOptions, Registry
 from .routing.stacked import StackedLinear, fan_in, is_vector
 
 initialisations = Registry("initialisation", third_party=True)
@@ -25,8 +26,10 @@ class ModelShape:
 class Initialisation:
     """The base class: subclasses fill matrices; biases begin at 0 and other vectors at 1 in all of them."""
 
-    def __init__(self, shape: ModelShape):
-        self.shape = shape
+    Config: Any = NoOptions
+
+    def __init__(self, config: Any, shape: ModelShape):
+        self.config, self.shape = config, shape
 
     def __call__(self, module: nn.Module, writes_stream: bool) -> None:
         if getattr(module, "keeps_values", False):  # codes of quantised matrices
@@ -63,18 +66,14 @@ class Normal(Initialisation):
         """Standard deviation of projections and joins, which have no residual around them; by default 1 / sqrt(inputs),
         which keeps the stream's scale. MoEP's code has 0.02 here too."""
 
-    def __init__(self, config: Config, shape: ModelShape):
-        super().__init__(shape)
-        self.std, self.carriers = config.std, config.carriers
-
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
-        nn.init.normal_(parameter, 0.0, self.std)
+        nn.init.normal_(parameter, 0.0, self.config.std)
 
     def matrix_without_residual(self, module: nn.Module, parameter: nn.Parameter) -> None:
-        if self.carriers is None:
+        if self.config.carriers is None:
             super().matrix_without_residual(module, parameter)
         else:
-            nn.init.normal_(parameter, 0.0, self.carriers)
+            nn.init.normal_(parameter, 0.0, self.config.carriers)
 
 
 @initialisations.register("gpt2")
@@ -83,7 +82,7 @@ class ScaledNormal(Normal):
 
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
         divisor = math.sqrt(2 * self.shape.depth) if writes_stream else 1.0
-        nn.init.normal_(parameter, 0.0, self.std / divisor)
+        nn.init.normal_(parameter, 0.0, self.config.std / divisor)
 
 
 @initialisations.register("moduleformer")
@@ -102,13 +101,6 @@ class UniformExperts(Normal):
 class Small(Initialisation):
     """N(0, sqrt(2 / 5 width)), and output projections N(0, 2 / depth sqrt(width)) (GPT-NeoX)."""
 
-    @dataclass
-    class Config:
-        pass
-
-    def __init__(self, config: Config, shape: ModelShape):
-        super().__init__(shape)
-
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
         wang = 2 / (self.shape.depth * math.sqrt(self.shape.width))
         nn.init.normal_(parameter, 0.0, wang if writes_stream else math.sqrt(2 / (5 * self.shape.width)))
@@ -125,10 +117,6 @@ class FanIn(Initialisation):
         embedding_std: NonNegative = 0.02
         """Standard deviation of embeddings and learned positions."""
 
-    def __init__(self, config: Config, shape: ModelShape):
-        super().__init__(shape)
-        self.config = config
-
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
         std = self.config.gain / math.sqrt(fan_in(module, parameter))
         nn.init.normal_(parameter, 0.0, std if isinstance(module, LINEAR) else self.config.embedding_std)
@@ -137,13 +125,6 @@ class FanIn(Initialisation):
 @initialisations.register("torch")
 class TorchDefault(Initialisation):
     """torch's default: uniform in +-1/sqrt(inputs) for linear layers, N(0, 1) for embeddings (PaPaformer's code)."""
-
-    @dataclass
-    class Config:
-        pass
-
-    def __init__(self, config: Config, shape: ModelShape):
-        super().__init__(shape)
 
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
         if isinstance(module, LINEAR):

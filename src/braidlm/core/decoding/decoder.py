@@ -1,8 +1,9 @@
 """Our own decoding loop: a cache of fixed size, no work that a step does not need, a replayed graph on CUDA."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,7 +112,7 @@ class FixedCache:
         self.position.fill_(filled)
 
 
-class TokenDecoder(Protocol):
+class TokenDecoder(ABC):
     """What continues texts token by token."""
 
     device: torch.device
@@ -119,25 +120,36 @@ class TokenDecoder(Protocol):
     """The most tokens of a text."""
 
     @property
+    @abstractmethod
     def filled(self) -> int:
         """The tokens whose keys and values are stored, padding included."""
 
     @property
     def mean_layer(self) -> float | None:
         """The layer that tokens were chosen after, on average; None for the last."""
+        return None
 
     @property
     def accepted_share(self) -> float | None:
         """The share of drafted tokens that were accepted; None where none are drafted."""
+        return None
 
+    @abstractmethod
     def prefill(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Start anew with prompts [batch, time], padded on the left where `mask` is 0; gives the next logits."""
 
+    @abstractmethod
     def step(self, tokens: Tensor) -> Tensor:
         """Logits [batch, vocabulary] after one more token of each text."""
 
+    def check_prompts(self, ids: Tensor) -> None:
+        """Refuse prompts that leave no room for another token."""
+        if ids.shape[1] >= self.length:
+            what = f"the prompt has {ids.shape[1]} tokens, and the model's limit is {self.length}"
+            raise BraidError(what, todo="Shorten the prompt.")
 
-class Decoder:
+
+class Decoder(TokenDecoder):
     """Decodes `batch` texts of at most `length` tokens with one model; reusable, its graph is captured once."""
 
     def __init__(self, model: BraidForCausalLM, batch: int, length: int, graph: bool | None = None):
@@ -164,24 +176,13 @@ class Decoder:
 
     @property
     def mean_layer(self) -> float | None:
-        """The layer that tokens were chosen after, on average; None for the last."""
         return self.model.model.exit_layer
-
-    @property
-    def accepted_share(self) -> float | None:
-        """The share of drafted tokens that were accepted; None where none are drafted."""
-        return None
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Start anew with prompts [batch, time], padded on the left where `mask` is 0; gives the next logits."""
         if ids.shape[1] == 0 or (mask is not None and not bool(mask.any(-1).all())):
             raise BraidError("a prompt has no tokens", todo="Give some text, or let the text begin with EOS.")
-        if ids.shape[1] >= self.length:
-            raise BraidError(
-                f"the prompt has {ids.shape[1]} tokens, and the model's limit is {self.length}",
-                todo="Shorten the prompt.",
-            )
+        self.check_prompts(ids)
         self.cache.rewind(0)
         self.real.fill_(True)
         self.padded = mask is not None and not bool(mask.all())
@@ -192,7 +193,6 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits [batch, vocabulary] after one more token of each text."""
         if self.cache.filled >= self.length:
             raise BraidError(f"the text has reached the model's limit of {self.length} tokens")
         return self._replay(tokens[:, None]) if self.use_graph else self._eager(tokens[:, None])

@@ -20,11 +20,8 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.span import positions_from_mask
 
 
-class TransformersDecoder:
+class TransformersDecoder(TokenDecoder):
     """Decodes texts of at most `length` tokens with a model of transformers, which keeps keys and values itself."""
-
-    mean_layer = None
-    accepted_share = None
 
     def __init__(self, model: PreTrainedModel, length: int):
         limit = context_of(model)
@@ -41,19 +38,13 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Start anew with prompts [batch, time], padded on the left where `mask` is 0; gives the next logits."""
-        if ids.shape[1] >= self.length:
-            raise BraidError(
-                f"the prompt has {ids.shape[1]} tokens, and the model's limit is {self.length}",
-                todo="Shorten the prompt.",
-            )
+        self.check_prompts(ids)
         self.past = None
         self.mask = torch.ones_like(ids) if mask is None else mask
         return self._forward(ids)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits [batch, vocabulary] after one more token of each text."""
         self.mask = torch.cat((self.mask, torch.ones_like(tokens[:, None])), dim=1)
         return self._forward(tokens[:, None])
 

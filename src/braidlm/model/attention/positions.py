@@ -1,18 +1,120 @@
 """Positions of tokens: learned vectors, rotations of queries and keys, or none."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config.ranges import Range
-from ..config.registry import Choice, Registry
+from ..config.ranges import Length, Positive, Range
+from ..config.registry import Choice, NoOptions, Registry
 from ..config.strict import PartOf
 from ..errors import BraidError
-from .rope_scaling import RopeScaling, rope_scalings
+
+rope_scalings = Registry("rope scaling", third_party=True)
+
+
+class RopeScaling:
+    """The base class: from the frequencies of `theta` to those that are used."""
+
+    attention_factor = 1.0
+    """What rotated queries and keys are multiplied by."""
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    def scale(self, frequency_H: Tensor, theta: float) -> Tensor:
+        """The frequencies [dim / 2] of the pairs of a head."""
+        raise NotImplementedError
+
+
+@rope_scalings.register("linear")
+class LinearScaling(RopeScaling):
+    """Every wavelength is multiplied by `factor`, as if positions were closer together."""
+
+    @dataclass
+    class Config:
+        factor: Positive
+        """How many times longer the texts may be."""
+
+    def scale(self, frequency_H: Tensor, theta: float) -> Tensor:
+        return frequency_H / self.config.factor
+
+
+@rope_scalings.register("llama3")
+class Llama3Scaling(RopeScaling):
+    """Long wavelengths are multiplied by `factor`, short ones are kept, with a smooth passage between (Llama 3.1)."""
+
+    @dataclass
+    class Config:
+        factor: Positive
+        """How many times longer the texts may be."""
+        original_context: Length
+        """Context length that the model was first trained with."""
+        low_freq_factor: Positive = 1.0
+        """Wavelengths above `original_context` / `low_freq_factor` are multiplied."""
+        high_freq_factor: Positive = 4.0
+        """Wavelengths below `original_context` / `high_freq_factor` are kept."""
+
+        def __post_init__(self) -> None:
+            if self.low_freq_factor >= self.high_freq_factor:
+                raise BraidError(
+                    f"low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor ({self.high_freq_factor})"
+                )
+
+    def scale(self, frequency_H: Tensor, theta: float) -> Tensor:
+        low, high = self.config.low_freq_factor, self.config.high_freq_factor
+        turns_H = self.config.original_context * frequency_H / (2 * math.pi)
+        kept_H = ((turns_H - low) / (high - low)).clamp(0, 1)
+        return frequency_H * (kept_H + (1 - kept_H) / self.config.factor)
+
+
+@rope_scalings.register("yarn")
+class YarnScaling(RopeScaling):
+    """Pairs that turn often within the first context are kept, those that turn seldom slowed (YaRN)."""
+
+    @dataclass
+    class Config:
+        factor: Positive
+        """How many times longer the texts may be."""
+        original_context: Length
+        """Context length that the model was first trained with."""
+        beta_fast: Positive = 32.0
+        """Pairs with more turns within `original_context` are kept."""
+        beta_slow: Positive = 1.0
+        """Pairs with fewer turns within `original_context` are slowed by `factor`."""
+        truncate: bool = True
+        """Whether the borders between the pairs are rounded to whole pairs."""
+        attention_factor: Positive | None = None
+        """What rotated queries and keys are multiplied by; by default 0.1 ln(factor) + 1."""
+
+        def __post_init__(self) -> None:
+            if self.beta_slow >= self.beta_fast:
+                raise BraidError(f"beta_slow ({self.beta_slow}) must be below beta_fast ({self.beta_fast})")
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.attention_factor = config.attention_factor or 0.1 * math.log(max(config.factor, 1.0)) + 1.0
+
+    def scale(self, frequency_H: Tensor, theta: float) -> Tensor:
+        if theta <= 1:
+            raise BraidError(f"yarn needs a theta above 1, got {theta}")
+        pairs = len(frequency_H)
+        first, last = (self._pair(turns, theta, pairs) for turns in (self.config.beta_fast, self.config.beta_slow))
+        if self.config.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        pair_H = torch.arange(pairs, dtype=torch.float32, device=frequency_H.device)
+        slowed_H = ((pair_H - first) / (last - first if last != first else 0.001)).clamp(0, 1)
+        return frequency_H * (1 - slowed_H + slowed_H / self.config.factor)
+
+    def _pair(self, turns: float, theta: float, pairs: int) -> float:
+        """The pair, as a real number, that turns so many times within the first context."""
+        return pairs * math.log(self.config.original_context / (turns * 2 * math.pi)) / math.log(theta)
+
 
 position_kinds = Registry("positions", third_party=True)
 
@@ -29,8 +131,13 @@ class Rotation(Protocol):
 class Positions(nn.Module):
     """The base class: positions are added to the embedding, or rotate queries and keys, or neither."""
 
+    Config: Any = NoOptions
     limit: int | None = None
     """Maximum length of a sequence, if there is one."""
+
+    def __init__(self, config: Any, width: int, context: int):
+        super().__init__()
+        self.config = config
 
     def check(self, head_dim: int) -> None:
         """Raise an error for a head size that is not supported, when a model is built."""
@@ -53,14 +160,6 @@ class Positions(nn.Module):
 class NoPositions(Positions):
     """No positions: the model knows the order of tokens through the causal mask alone."""
 
-    @dataclass
-    class Config:
-        pass
-
-    def __init__(self, config: Config, width: int, context: int):
-        super().__init__()
-        self.config = config
-
     def moved_back(self, keys: Tensor, by: int) -> Tensor:
         return keys
 
@@ -69,13 +168,8 @@ class NoPositions(Positions):
 class LearnedPositions(Positions):
     """A learned vector for each of `context` positions, added to the embedding (GPT-2)."""
 
-    @dataclass
-    class Config:
-        pass
-
-    def __init__(self, config: Config, width: int, context: int):
-        super().__init__()
-        self.config = config
+    def __init__(self, config: NoOptions, width: int, context: int):
+        super().__init__(config, width, context)
         self.weight = nn.Parameter(torch.empty(context, width))
         self.limit = context
 
@@ -97,8 +191,7 @@ class RotaryPositions(Positions):
         """How wavelengths are changed for longer texts; by default not at all."""
 
     def __init__(self, config: Config, width: int, context: int):
-        super().__init__()
-        self.config = config
+        super().__init__(config, width, context)
         self.scaling: RopeScaling | None = None if config.scaling is None else rope_scalings.build(config.scaling)
 
     def check(self, head_dim: int) -> None:

@@ -23,6 +23,11 @@ class Choice:
     options: Any
 
 
+@dataclass
+class NoOptions:
+    """The `Config` of a part without options."""
+
+
 @dataclass(eq=False)
 class Registry:
     """The parts of one kind by name. A part is a class with its own `Config` dataclass, or a typed function."""

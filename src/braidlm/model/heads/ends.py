@@ -1,12 +1,11 @@
 """The two ends of a model: embeddings, from tokens to vectors, and heads, from vectors to logits and the loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ..config.registry import Registry
+from ..config.registry import NoOptions, Registry
 from ..span import Span
 from .losses import log_probabilities_of, next_token_loss
 
@@ -43,11 +42,9 @@ class TokenEmbedding(Embedding, nn.Embedding):
 
     composed = {"weight": "side by side"}
 
-    @dataclass
-    class Config:
-        pass
+    Config = NoOptions
 
-    def __init__(self, config: Config, vocab_size: int, width: int):
+    def __init__(self, config: NoOptions, vocab_size: int, width: int):
         super().__init__(vocab_size, width)
         self.config = config
 

@@ -1,7 +1,6 @@
 """Heads that write a token byte by byte, each byte after those before it or all at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -185,11 +184,9 @@ class AutoregressiveByteHead(ByteHead):
 
     causal = True
 
-    @dataclass
-    class Config(ByteConfig):
-        pass
+    Config = ByteConfig
 
-    def __init__(self, config: Config, width: int, vocab_size: int):
+    def __init__(self, config: ByteConfig, width: int, vocab_size: int):
         super().__init__(config, width, vocab_size)
         self.tree: Remembered[list[Prefixes]] = Remembered()
 
@@ -249,9 +246,7 @@ class ParallelByteHead(ByteHead):
 
     causal = False
 
-    @dataclass
-    class Config(ByteConfig):
-        pass
+    Config = ByteConfig
 
     def inputs(self, slots: Tensor, before: Tensor) -> Tensor:
         return slots

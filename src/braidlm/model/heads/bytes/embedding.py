@@ -1,7 +1,6 @@
 """An embedding from the bytes of tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -30,11 +29,9 @@ class TokenVectors(NamedTuple):
 class ByteEmbedding(Embedding):
     """The mean over a token's bytes, after a small bidirectional transformer has read them together (STLM)."""
 
-    @dataclass
-    class Config(ByteConfig):
-        pass
+    Config = ByteConfig
 
-    def __init__(self, config: Config, vocab_size: int, width: int):
+    def __init__(self, config: ByteConfig, vocab_size: int, width: int):
         super().__init__()
         self.config, self.width = config, width
         self.spelling = Spelling(vocab_size, config.piece, config.bytes_per_token)
