@@ -17,8 +17,7 @@ from braidlm.core.files import write_json, write_text
 from braidlm.core.reading import read_json
 from braidlm.model.bundle import ROOT, join_files
 from braidlm.model.config.strict import encode
-from braidlm.model.gates import GatedDecoder
-from braidlm.model.gates import gate_kinds
+from braidlm.model.gates import GatedDecoder, gate_kinds
 from braidlm.opening.adapter import gates_config_of
 from braidlm.opening.gating import gates_of
 from braidlm.opening.structure import find_parts
