@@ -9,7 +9,7 @@ import torch
 from braidlm.kernels.lower import replace_parts
 from braidlm.kernels.replacing import FORMS
 from braidlm.model.norms import RMSNorm
-from braidlm.training.step.objective import plain_losses
+from tests.plain_losses import plain_losses
 from tests.tiny_models import random_ids, tiny_model
 
 EXPERTS = {"names": 3, "router": {"top_k": 2, "compute": "sparse"}}
