@@ -1,7 +1,6 @@
 """One model after another: opened and checked, run over the texts, and described."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,147 +8,96 @@ import numpy as np
 
 from braidlm.core.console import progress, warn
 from braidlm.core.decoding.generation import TextStream
-from braidlm.core.errors import BraidError, errors_at
+from braidlm.core.errors import errors_at
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.inspection.collect import NO_CHOICE, TokenChoices, collect_choices
 from braidlm.inspection.gates import ModelGates, kind_of_gates, measure_gates
-from braidlm.inspection.layers import Layer, find_layers, routing_modules
+from braidlm.inspection.layers import Layer, NothingToSee, find_layers, no_choices, routing_modules
 from braidlm.inspection.measures import counts_of, load_of, named_shares, tally, typical_tokens
 from braidlm.inspection.results import PASSED_BY, DataRoutes, ModelRoutes, PromptRoutes, TokenView, degenerate
 from braidlm.inspection.texts import Text, Texts
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.switches import path_names, switch_off_modules, use_paths
+from braidlm.model.paths.switches import path_names
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.open import Names
-from braidlm.opening.open import open_models as open_named
+from braidlm.opening.open import Names, open_models
 from braidlm.opening.opened_model import OpenedModel
 
 SHOWN = 120
 """Tokens of a data set that are shown one by one."""
 
 
-@dataclass
-class ReadModel:
-    """A model whose configuration and tokenizer have been read, and whose weights have not."""
-
-    name: str
-    model: OpenedModel
-    paths: tuple[str, ...] = ()
-    active: list[str] | None = None
-    """The paths to use; None for those that the folder says."""
-    without: list[str] = field(default_factory=list)
-    """The modules that are switched off."""
-    routed: bool = True
-    """Whether there is something to choose between."""
-    gated: bool = False
-
-    @property
-    def where(self) -> str:
-        return str(self.model.folder)
-
-    @property
-    def context(self) -> int | None:
-        return getattr(self.model.config, "max_position_embeddings", None)
-
-    @property
-    def text_key(self) -> tuple[str, int | None]:
-        """Models with the same key share their tokenized texts."""
-        return self.model.tokenizer.fingerprint, self.context
-
-
-def open_models(
-    models: Names,
-    active: Sequence[str] | None,
-    without: Sequence[str] | None = None,
-) -> list[ReadModel]:
-    """Models by their names; `active` are the paths to use, and `without` modules that are off, which each must have.
+def open_readable(models: Names, paths: Sequence[str] | None, without: Sequence[str] | None) -> list[OpenedModel]:
+    """Models by their names; `paths` are those to use, and `without` modules that are off, which each must have.
 
     Models without paths, experts or gates are refused where every model is named, and left out of a whole study.
     """
-    found = open_named(models)
+    found = open_models(models, paths=paths, without=without)
     all_named = len(found) == (1 if isinstance(models, (str, Path)) else len(models))
-    opened, left_out = [], {}
+    opened, left_out = [], []
     for model in found:
-        try:
-            if isinstance(model, OpenedBraid):
-                opened.append(_opened(model.name, model, active, without))
-            elif isinstance(model, OpenedDecoder):
-                opened.append(_opened_decoder(model.name, model, active, without))
-        except _NothingToSee as error:
-            left_out[model.name] = error
-    for name, problem in left_out.items():
+        where = str(model.folder)
+        if is_gated(model) or is_routed(model):
+            model.check()
+            opened.append(model)
+        elif isinstance(model, OpenedBraid):
+            left_out.append((model, no_choices(where)))
+        else:
+            todo = "`braid edit gate MODEL --out DIR` adds some."
+            left_out.append((model, NothingToSee("this decoder has no gates to look at", where, todo)))
+    for model, problem in left_out:
         if all_named or not opened:
             raise problem
-        warn(f"{name} is left out: {problem.what}")
+        warn(f"{model.name} is left out: {problem.what}")
     return opened
 
 
-class _NothingToSee(BraidError):
-    """A model has neither paths nor experts nor gates."""
+def is_gated(model: OpenedModel) -> bool:
+    """Whether a model has gates."""
+    if isinstance(model, OpenedBraid):
+        return model.config.decoded.gates is not None
+    return isinstance(model, OpenedDecoder) and model.is_gated
 
 
-def _opened(name: str, model: OpenedBraid, active: Sequence[str] | None, without: Sequence[str] | None) -> ReadModel:
-    meta_model = model.info.model
-    gated = model.config.decoded.gates is not None
-    try:
-        routed = bool(routing_modules(meta_model))
-    except BraidError as error:
-        routed = False
-        if not gated:
-            raise _NothingToSee(error.what, str(model.folder), error.todo) from error
-    with errors_at(str(model.folder)):
-        use_paths(meta_model, active if active is not None else model.config.paths)
-        switch_off_modules(meta_model, without or ())
-    wanted = None if active is None else list(active)
-    return ReadModel(name, model, path_names(meta_model), wanted, list(without or ()), routed, gated)
+def is_routed(model: OpenedModel) -> bool:
+    """Whether a model has something to choose between."""
+    return isinstance(model, OpenedBraid) and bool(routing_modules(model.info.model))
 
 
-def _opened_decoder(
-    name: str, model: OpenedDecoder, active: Sequence[str] | None, without: Sequence[str] | None
-) -> ReadModel:
-    where = str(model.folder)
-    if not model.is_gated:
-        raise _NothingToSee(
-            "this decoder has no gates to look at", where, "`braid edit gate MODEL --out DIR` adds some."
-        )
-    if active is not None or without:
-        raise BraidError("only Braid's models have paths and named modules", where, "Leave out --paths and --without.")
-    return ReadModel(name, model, routed=False, gated=True)
+def paths_of(model: OpenedModel) -> tuple[str, ...]:
+    """The names of all paths of a model."""
+    return path_names(model.info.model) if isinstance(model, OpenedBraid) else ()
 
 
 def analyse(
-    opened: ReadModel, texts: Texts, right: dict[str, str | None], device: str, batch: int
+    opened: OpenedModel, texts: Texts, right: dict[str, str | None], device: str, batch: int
 ) -> tuple[ModelRoutes | None, ModelGates | None]:
     """Run one model over its texts and describe what it chose, and what its gates did."""
-    model: Any = opened.model.load(device)
-    if opened.active is not None:
-        use_paths(model, opened.active)
-    if opened.without:
-        switch_off_modules(model, opened.without)
-    routes = _routes(opened, model, texts, right, batch) if opened.routed else None
-    return routes, _gates(opened, model, texts) if opened.gated else None
+    model: Any = opened.load(device)
+    routes = _routes(opened, model, texts, right, batch) if is_routed(opened) else None
+    return routes, _gates(opened, model, texts) if is_gated(opened) else None
 
 
 def _routes(
-    opened: ReadModel, model: BraidForCausalLM, texts: Texts, right: dict[str, str | None], batch: int
+    opened: OpenedModel, model: BraidForCausalLM, texts: Texts, right: dict[str, str | None], batch: int
 ) -> ModelRoutes:
-    with errors_at(opened.where):
+    with errors_at(str(opened.folder)):
         layers = find_layers(model)
     with progress(f"routes of {opened.name}", texts.tokens, "tokens") as advance:
         choices = collect_choices(model, layers, texts.all, batch, advance)
     inactive = {name for layer in layers if layer.of_paths for name in layer.inactive}
-    active = [name for name in opened.paths if name not in inactive]
-    result = ModelRoutes(opened.name, opened.where, list(opened.paths), active, right, layers)
-    _describe(result, texts, choices, opened.model.tokenizer)
+    paths = list(paths_of(opened))
+    active = [name for name in paths if name not in inactive]
+    result = ModelRoutes(opened.name, str(opened.folder), paths, active, right, layers)
+    _describe(result, texts, choices, opened.tokenizer)
     return result
 
 
-def _gates(opened: ReadModel, model: Any, texts: Texts) -> ModelGates:
+def _gates(opened: OpenedModel, model: Any, texts: Texts) -> ModelGates:
     with progress(f"gates of {opened.name}", texts.tokens, "tokens") as advance:
         ids, domains = [text.ids for text in texts.all], [text.domain for text in texts.all]
         layers = measure_gates(model, ids, domains, advance)
-    return ModelGates(opened.name, opened.where, kind_of_gates(model), texts.tokens, layers)
+    return ModelGates(opened.name, str(opened.folder), kind_of_gates(model), texts.tokens, layers)
 
 
 def _describe(result: ModelRoutes, texts: Texts, choices: list[TokenChoices], tokenizer: BraidTokenizer) -> None:

@@ -60,18 +60,25 @@ class Layer:
 
 
 def routing_modules(model: nn.Module) -> list[RoutingModule]:
-    """All modules that choose, in the order of the model's stages, or an error if there are none."""
-    modules: list[RoutingModule] = [
+    """All modules that choose, in the order of the model's stages."""
+    return [
         module
         for module in model.modules()
         if isinstance(module, TopKRouter) or (isinstance(module, Join) and not isinstance(module, Routed))
     ]
-    if not modules:
-        raise BraidError(
-            "this model has no parallel stage and no experts; there is nothing to choose between",
-            todo="Give a model with some: `braid compose A B --out M`, or a recipe with a `parallel` stage or experts.",
-        )
-    return modules
+
+
+class NothingToSee(BraidError):
+    """A model has neither paths nor experts nor gates."""
+
+
+def no_choices(where: str | None = None) -> NothingToSee:
+    """The error for a model that chooses nothing."""
+    return NothingToSee(
+        "this model has no parallel stage and no experts; there is nothing to choose between",
+        where,
+        "Give a model with some: `braid compose A B --out M`, or a recipe with a `parallel` stage or experts.",
+    )
 
 
 def layer_labels(addresses: Sequence[str], depths: Sequence[int]) -> list[str]:
@@ -122,6 +129,8 @@ def record_joins(joins: Iterable[Join]) -> Iterator[JoinRecords]:
 def find_layers(model: BraidForCausalLM) -> list[Layer]:
     """The layers of a model in which something is chosen, as a pass over a single token shows them."""
     modules = routing_modules(model)
+    if not modules:
+        raise no_choices()
     with record_joins(module for module in modules if isinstance(module, Join)) as records:
         body = model.model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
     routings = {routing.name: routing for routing in body.routings or ()}

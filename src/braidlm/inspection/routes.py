@@ -7,18 +7,19 @@ from braidlm.core.decoding.prompts import DEFAULT_PROMPTS, Prompt, read_prompts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.report.write import check_out, write
-from braidlm.inspection.analysis import analyse, open_models
+from braidlm.inspection.analysis import analyse, open_readable, paths_of
 from braidlm.inspection.results import RoutingReport
 from braidlm.inspection.routes_report import PAGE, routes_report
 from braidlm.inspection.texts import Texts, check_domains, data_sources, prompt_texts, right_paths
 from braidlm.opening.names import StrPath
+from braidlm.opening.open import Names
 
 TOKENS = 20_000
-"""Of each data set, by default."""
+"""How many tokens of each data set are read, by default."""
 
 
 def routes(
-    models: StrPath | Sequence[StrPath] | Mapping[str, StrPath],
+    models: Names,
     prompts: StrPath | Sequence[Prompt | str] | None = None,
     data: Mapping[str, StrPath] | None = None,
     *,
@@ -40,7 +41,7 @@ def routes(
     belongs to.
     """
     path_of = dict(domains or {})
-    opened = open_models(models, paths, without)
+    opened = open_readable(models, paths, without)
     if out is not None:
         check_out(out, "braid routes", f"{PAGE}.html", fresh=True)
     loaded = _prompts(prompts, with_data=bool(data))
@@ -48,19 +49,19 @@ def routes(
     if not loaded and not sources:
         raise BraidError("there is nothing to look at", todo="Give prompts or data.")
     named = [*(prompt.domain for prompt in loaded if prompt.domain), *(source.name for source in sources)]
-    check_domains(path_of, named, [path for model in opened for path in model.paths])
-    right = [right_paths(named, model.paths, path_of, model.where) for model in opened]
+    check_domains(path_of, named, [path for model in opened for path in paths_of(model)])
+    right = [right_paths(named, paths_of(model), path_of, str(model.folder)) for model in opened]
     device = choose_device(device)
     # Every text is read and checked before any model runs; models of one tokenizer share the tokens.
     texts: dict[tuple[str, int | None], Texts] = {}
-    for model in opened:
-        if model.text_key not in texts:
-            of_prompts = prompt_texts(loaded, model.model.tokenizer, model.context, model.where)
-            of_data = {source.name: source.texts(model.model.tokenizer) for source in sources}
-            texts[model.text_key] = Texts(of_prompts, of_data)
+    keys = [(model.tokenizer.fingerprint, model.context) for model in opened]
+    for key, model in zip(keys, opened, strict=True):
+        if key not in texts:
+            of_prompts = prompt_texts(loaded, model.tokenizer, model.context, str(model.folder))
+            texts[key] = Texts(of_prompts, {source.name: source.texts(model.tokenizer) for source in sources})
     report = RoutingReport([])
-    for model, of_domains in zip(opened, right, strict=True):
-        chosen, gates = analyse(model, texts[model.text_key], of_domains, device, batch)
+    for key, model, of_domains in zip(keys, opened, right, strict=True):
+        chosen, gates = analyse(model, texts[key], of_domains, device, batch)
         report.models += [] if chosen is None else [chosen]
         report.gated += [] if gates is None else [gates]
     if out is not None:

@@ -60,6 +60,7 @@ def routes_report(result: RoutingReport, back: str = "") -> Report:
 
 
 def _add_routes(report: Report, result: RoutingReport) -> None:
+    report.verdict = _verdict(result)
     _opening(report, result)
     what = result.models[0].tallies[-1].what
     report.heading("Layer by layer")
@@ -113,13 +114,16 @@ def _opening(report: Report, result: RoutingReport) -> None:
     elif (table := share_table(result, 0)).rows:
         # The foot of PaPaformer's Table 6: a column for each model.
         report.table(table)
+
+
+def _verdict(result: RoutingReport) -> str:
+    """What the choices of each model say of the domains, and what stands out."""
+    paragraphs = []
     for model in result.models:
-        if len(result.models) > 1:
-            report.heading(model.name, 3)
-        text = "\n\n".join(verdicts(model)) or "The texts have no domains, so there is nothing to judge this by."
-        report.text(_with_code(text))
-        if model.findings:
-            report.text(" ".join(f"{_with_code(finding)}." for finding in model.findings))
+        said = verdicts(model) or ["The texts have no domains, so there is nothing to judge this by."]
+        said += [" ".join(f"{finding}." for finding in model.findings)] if model.findings else []
+        paragraphs += [f"{model.name}: {text}" if len(result.models) > 1 else text for text in said]
+    return _with_code("\n\n".join(paragraphs))
 
 
 def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
