@@ -25,7 +25,7 @@ from braidlm.core.models.accounting import cost_of
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.feed.feeds import gated_hidden
 from braidlm.model.modeling_braid import BraidModel
-from braidlm.training.step.precision import autocast
+from braidlm.training.step.compute import autocast
 
 PATHS = 4
 HEAD = 32

@@ -18,8 +18,8 @@ from torch import nn
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
 from braidlm.training.config import TrainingConfig
+from braidlm.training.step.compute import autocast
 from braidlm.training.step.parallel import Rank
-from braidlm.training.step.precision import autocast
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
 

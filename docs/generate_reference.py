@@ -26,11 +26,12 @@ from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import part_of, plain_type, range_of
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount, Pace
-from braidlm.training.averaging import averages
 from braidlm.training.config import CheckpointConfig, LogConfig, SampleConfig, ValidationConfig
+from braidlm.training.features.averaging import averages
+from braidlm.training.features.dropout import dropout_schedules
+from braidlm.training.features.extra_losses import extra_losses
 from braidlm.training.recipe import Recipe
-from braidlm.training.schedules import dropout_schedules, schedules
-from braidlm.training.step.extra_losses import extra_losses
+from braidlm.training.schedules import schedules
 from braidlm.training.step.optimizers.contract import optimizers
 
 TARGET = Path(__file__).with_name("reference.md")

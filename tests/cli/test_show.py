@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import braidlm
-from braidlm.training import expected_time
+from braidlm.training.monitoring import speed
 
 
 def test_a_preset_as_json(braid):
@@ -95,7 +95,7 @@ def test_the_expected_time_of_a_run(
     braid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, tokens: int
 ) -> None:
     """Three forward passes' FLOPs for every token, at 0.3 of the speed of products."""
-    monkeypatch.setattr(expected_time, "_product_speed", lambda device: 1e9)
+    monkeypatch.setattr(speed, "_product_speed", lambda device: 1e9)
     (tmp_path / "mine.yaml").write_text(
         RECIPE.replace("{budget: 9 steps}", f"{{budget: {budget}, batch: 8, accumulation: 2}}")
     )

@@ -22,10 +22,11 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER, MAX_ITEMS, Range
 from braidlm.model.config.strict import NUMBERS, decode, part_of, plain_type, range_of, type_hints
 from braidlm.studies.study import Study
-from braidlm.training.averaging import averages
+from braidlm.training.features.averaging import averages
+from braidlm.training.features.dropout import dropout_schedules
+from braidlm.training.features.extra_losses import extra_losses
 from braidlm.training.recipe import Recipe
-from braidlm.training.schedules import dropout_schedules, schedules
-from braidlm.training.step.extra_losses import extra_losses
+from braidlm.training.schedules import schedules
 from braidlm.training.step.optimizers.contract import optimizers
 
 ROOTS = [Architecture, BlockConfig, Recipe, Study, Settings, Sampling, ReadOptions, Limit]

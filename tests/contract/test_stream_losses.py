@@ -17,10 +17,9 @@ from braidlm.model.heads.ends import heads
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.span import LayerRecord
 from braidlm.training.config import TrainingConfig
-from braidlm.training.distill.config import DistillConfig, TeacherConfig
-from braidlm.training.distill.distillation import OnlineDistillation
-from braidlm.training.distill.teachers import Teachers
-from braidlm.training.step.extra_losses import ExtraLoss, build_extra_losses, extra_losses
+from braidlm.training.features.distill.distillation import OnlineDistillation
+from braidlm.training.features.distill.teachers import DistillConfig, TeacherConfig, Teachers
+from braidlm.training.features.extra_losses import ExtraLoss, build_extra_losses, extra_losses
 from braidlm.training.step.objective import Objective
 from tests.contract.part_variants import architecture
 from tests.tiny_models import random_ids, tiny_model

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from braidlm.core.recipes import compose_recipe, find_recipe
 from braidlm.studies.decoding import is_study
 from braidlm.studies.show import study_facts
-from braidlm.training import expected_time
+from braidlm.training.monitoring import speed
 from braidlm.training.show import recipe_facts
 from tests.fuzz.honesty import honest
 from tests.fuzz.mutations import changed, rewritten, seeded
@@ -33,7 +33,7 @@ def text_of(name: str) -> str:
 def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Relative paths of a recipe lead to an empty folder, and the speed of the machine is not measured for each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expected_time, "_product_speed", lambda device: 1e9)
+        patch.setattr(speed, "_product_speed", lambda device: 1e9)
         patch.chdir(tmp_path_factory.mktemp("empty"))
         yield
 

@@ -14,8 +14,7 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
 from braidlm.model.routing.router import TopKRouter
-from braidlm.training.step.optimizers.adamw import make_adamw
-from braidlm.training.step.optimizers.contract import OptimizerConfig
+from braidlm.training.step.optimizers.contract import OptimizerConfig, make_adamw
 from tests.model.parallel_layers import path_model
 from tests.tiny_models import random_ids, tiny_model
 

@@ -23,7 +23,7 @@ from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import study_facts
 from braidlm.studies.tables import summary, training_time
-from braidlm.training.distill.teachers import TEACHER
+from braidlm.training.features.distill.teachers import TEACHER
 from tests.studies.toy_study import PATH_MODEL, toy_study
 
 SHORT: dict[str, Any] = {"budget": "2 steps"}

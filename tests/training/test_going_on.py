@@ -11,9 +11,9 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import newest_checkpoint
 from braidlm.core.reading import read_json
 from braidlm.opening.open import checkpoint_folders
-from braidlm.training.monitoring.progress import Progress
+from braidlm.training.amounts import Progress
 from braidlm.training.recipe import decode_recipe
-from braidlm.training.step.learning_rate import LearningRate
+from braidlm.training.schedules import LearningRate
 from braidlm.training.train import train
 from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 

@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from braidlm.core.errors import BraidError
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.dropout import Dropout
+from braidlm.training.amounts import Progress
 from braidlm.training.config import TrainingConfig
+from braidlm.training.features.dropout import DropoutRates, dropout_schedules
+from braidlm.training.features.feature import Setup
 from braidlm.training.loop import Trainer
-from braidlm.training.monitoring.progress import Progress
-from braidlm.training.schedules import dropout_schedules, schedules
-from braidlm.training.step.learning_rate import LearningRate
+from braidlm.training.schedules import LearningRate, schedules
+from braidlm.training.step.parallel import Rank
 from braidlm.training.train import train
+from tests.tiny_models import tiny_model
 from tests.training.tiny_runs import tiny_recipe
 
 ALL = [(registry, kind) for registry in (schedules, dropout_schedules) for kind in registry]
@@ -106,28 +110,34 @@ def test_wrong_options(spec: Any, problem: str) -> None:
     ],
     ids=str,
 )
-def test_dropout_changes_in_a_run(
-    spec: Any, expected: list[float], stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_changes_in_a_run(spec: Any, expected: list[float]) -> None:
+    model = tiny_model(dropout={"attention": 0.1, "residual": 0.2, "embedding": 0.3}).train()
+    training = decode(TrainingConfig, {"budget": 8, "dropout": spec})
+    (rates,) = DropoutRates.make(Setup(model, training, Rank(0, 1, torch.device("cpu")), torch.float32))
+    dropouts = [part for part in model.modules() if isinstance(part, Dropout) and part.rate]
+    assert len(dropouts) == 5
+    seen: list[float] = []
+    for step in range(8):
+        changed, before = rates.begin_step(step, step / 8), seen[-1] if seen else 1.0
+        scales = {round(part.probability / part.rate, 6) for part in dropouts}
+        seen.append(scales.pop() if len(scales) == 1 else -1.0)
+        recorded = any(part.is_recorded for part in dropouts)
+        assert changed == (recorded and seen[-1] != before), "a captured step is recorded again"
+    assert seen == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_run_follows_its_dropout_schedule(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
     step = Trainer._step
 
     def watched(self: Trainer) -> None:
         step(self)
-        dropouts = [m for m in self.model.modules() if isinstance(m, Dropout) and m.rate]
-        assert len(dropouts) == 3
-        scales = {round(m.probability / m.rate, 6) for m in dropouts}
-        seen.append(scales.pop() if len(scales) == 1 else -1.0)
+        seen.extend({part.probability for part in self.model.modules() if isinstance(part, Dropout) and part.rate})
 
     monkeypatch.setattr(Trainer, "_step", watched)
-    recipe = tiny_recipe(
-        {"stories": stories},
-        tmp_path / "run",
-        model={"dropout": {"attention": 0.1, "residual": 0.2, "embedding": 0.3}},
-        training={"budget": "8 steps", "dropout": spec},
-    )
-    train(recipe)
-    assert seen == pytest.approx(expected, abs=1e-6)
+    training = {"budget": "4 steps", "dropout": "early"}
+    train(tiny_recipe({"stories": stories}, tmp_path / "run", model={"dropout": 0.25}, training=training))
+    assert seen == [0.25, 0.25, 0.0, 0.0]
 
 
 def test_a_dropout_schedule_without_dropout_is_told(

@@ -10,8 +10,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.edits.edit import edit
 from braidlm.model.freezing import freeze
-from braidlm.training.step.optimizers.adamw import make_adamw
-from braidlm.training.step.optimizers.contract import OptimizerConfig
+from braidlm.training.step.optimizers.contract import OptimizerConfig, make_adamw
 from braidlm.training.train import train
 from tests.tiny_models import tiny_model
 from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights

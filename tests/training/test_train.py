@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from braidlm.training.monitoring.progress import Progress
+from braidlm.training.amounts import Progress
 from braidlm.training.train import Run
 
 

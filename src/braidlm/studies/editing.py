@@ -18,7 +18,7 @@ from braidlm.opening.open import open_model
 from braidlm.studies.models import errors_of
 from braidlm.studies.phases import EditStep, edit_step
 from braidlm.studies.study import Study
-from braidlm.training.distill.teachers import TEACHER
+from braidlm.training.features.distill.teachers import TEACHER
 
 
 def apply_edits(

@@ -11,7 +11,7 @@ from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.freezing import Freezable
 from braidlm.training.amounts import Amount
-from braidlm.training.distill.config import TopK
+from braidlm.training.features.distill.teachers import TopK
 
 Text = Literal["all", "shared"]
 """What a model reads of its domains."""

@@ -12,7 +12,7 @@ from braidlm.data.packing.packed_data import Manifest, PackedData, is_packed
 from braidlm.studies.phases import Phase
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount
-from braidlm.training.expected_time import TOKENS_PER_WORD, tokens_of, training_seconds, training_speed
+from braidlm.training.monitoring.speed import TOKENS_PER_WORD, tokens_of, training_seconds, training_speed
 
 
 @dataclass(frozen=True)

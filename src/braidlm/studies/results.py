@@ -24,7 +24,7 @@ from braidlm.studies.members import path_of_domains
 from braidlm.studies.models import Kind
 from braidlm.studies.study import Study
 from braidlm.studies.trained_model import TrainedModel
-from braidlm.training.monitoring.validation import score_text
+from braidlm.training.monitoring.reporter import score_text
 from braidlm.training.trainables.braid_model import TrainableBraid
 
 ROUTES = "routes"

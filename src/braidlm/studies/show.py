@@ -18,7 +18,7 @@ from braidlm.studies.models import errors_of, study_models
 from braidlm.studies.phases import Phase, WholeSpec
 from braidlm.studies.plan import StudyPlan, total_seconds
 from braidlm.studies.study import Study
-from braidlm.training.expected_time import TOKENS_PER_WORD, TRAINING_FLOPS
+from braidlm.training.monitoring.speed import TOKENS_PER_WORD, TRAINING_FLOPS
 from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
 
 

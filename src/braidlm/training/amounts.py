@@ -1,4 +1,4 @@
-"""Amounts of training in steps, tokens or words, and paces such as "every 1M words to 10M, then every 10M"."""
+"""Amounts of training in steps, tokens or words: budgets, progress, and paces such as "every 1M words to 10M"."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from braidlm.model.config.ranges import MAX_INTEGER, Count, CountOrZero
 UNITS = ("steps", "tokens", "words")
 _MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 _NUMBER = r"[0-9][0-9_]{0,30}\.?[0-9]{0,30}(?:e[0-9]{1,2})?"
-"""Of bounded length: 1e999999999 would take hours to compute."""
+"""A number of bounded length: 1e999999999 would take hours to compute."""
 _AMOUNT = re.compile(rf"^\s*({_NUMBER})\s*([kmb]?)\s*(steps?|tokens?|words?)?\s*$", re.I)
 
 
@@ -39,6 +39,26 @@ class Amount:
         return f"{short(self.count)} {self.unit}"
 
     __str__ = to_shorthand
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Amounts trained so far, over all processes."""
+
+    steps: int = 0
+    tokens: int = 0
+    words: int = 0
+
+    def done(self, unit: str) -> int:
+        return getattr(self, unit)
+
+    def share(self, budget: Amount) -> float:
+        """Training progress in [0, 1]."""
+        return min(self.done(budget.unit) / budget.count, 1.0)
+
+    def plus(self, tokens: int, words: int) -> "Progress":
+        """The progress after one more step."""
+        return Progress(self.steps + 1, self.tokens + tokens, self.words + words)
 
 
 def parse_amount(text: Any, unit: str = "steps") -> dict[str, Any]:

@@ -1,35 +1,21 @@
 """Sections of a recipe beside data and model: how a run is trained, saved, validated, sampled and logged."""
 
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.halves import Half
-from braidlm.model.config.ranges import (
-    Count,
-    NonNegative,
-    Positive,
-    Range,
-    Rate,
-    Rows,
-    Share,
-    Size,
-    Temperature,
-)
+from braidlm.model.config.ranges import Count, NonNegative, Positive, Range, Rate, Rows, Size, Temperature
 from braidlm.model.config.registry import Choice, import_files
 from braidlm.model.config.strict import PartOf
 from braidlm.model.freezing import Freezable
 from braidlm.model.routing.losses import check_losses
 from braidlm.training.amounts import Amount, Pace
-from braidlm.training.averaging import averages
-from braidlm.training.distill.config import DistillConfig
-from braidlm.training.lengths import ShorterRows
-from braidlm.training.schedules import dropout_schedules, schedules
-from braidlm.training.step.extra_losses import extra_losses
+from braidlm.training.features.feature import with_features
+from braidlm.training.schedules import schedules
 from braidlm.training.step.optimizers.contract import OptimizerConfig, optimizers
 
-import_files("braidlm.training.losses")
+import_files("braidlm.training.features")
 import_files("braidlm.training.step.optimizers")
 
 Threads = Annotated[int, Range(at_least=1, at_most=1024)]
@@ -40,11 +26,11 @@ class LoraTrainingConfig:
     """LoRA: small adapters are trained on the frozen model of `start_from`, by peft (`pip install 'braidlm[eval]'`)."""
 
     rank: Size = 16
-    """Of what is added to each matrix, and to each member of a bank: rank x (inputs + outputs) parameters."""
+    """The rank of what is added to each matrix, and to each member of a bank: rank x (inputs + outputs) parameters."""
     alpha: Positive | None = None
     """What is added is multiplied by alpha / rank; by default alpha is twice the rank."""
     dropout: Rate = 0.0
-    """Of the adapters' inputs; 0 where banks (experts, parallel paths of one shape) have adapters."""
+    """The dropout rate of the adapters' inputs; 0 where banks (experts, parallel paths of one shape) have adapters."""
     targets: list[str] | str | None = None
     """The matrices by the ends of their names (`[qkv, feed.out]`), or a regular expression of whole names; by default
     all between embedding and head but those of routers. Frozen ones get no adapter."""
@@ -55,9 +41,14 @@ class LoraTrainingConfig:
         return 2.0 if self.alpha is None else self.alpha / self.rank
 
 
+@with_features
 @dataclass
 class TrainingConfig:
     """How the model is trained."""
+
+    if TYPE_CHECKING:  # the keys of features
+
+        def __getattr__(self, key: str) -> Any: ...
 
     budget: Amount
     """How much: `2000 steps`, `50M tokens` or `10M words`; met exactly. With a larger one a finished run goes on."""
@@ -65,9 +56,6 @@ class TrainingConfig:
     """Sequences per process in one forward pass."""
     accumulation: Rows = 1
     """Forward passes per optimizer step."""
-    lengths: list[ShorterRows] = field(default_factory=list)
-    """Shorter sequences at first: `[{until: 0.5, length: 128}]` cuts every sequence of the data into rows of 128 tokens
-    until half of the training is done. A step has as many tokens, so that batch and rate need not change."""
     optimizer: Annotated[Choice, PartOf(optimizers, "adamw")] = field(
         default_factory=lambda: Choice("adamw", OptimizerConfig())
     )
@@ -76,9 +64,6 @@ class TrainingConfig:
     """The learning rate over the training."""
     warmup: Amount = field(default_factory=lambda: Amount(0))
     """How long the rate rises from zero."""
-    average: Annotated[Choice, PartOf(averages)] | None = None
-    """Validate and save an average of the weights over steps, `{kind: ema, rate: 0.999}` or `{kind: last, share: 0.2}`,
-    in place of those of the last step; the training goes on with its own."""
     clip: Positive | None = 1.0
     """The maximum norm of the gradient; null for no clipping."""
     precision: Literal["auto", "bf16", "float32", "pure_bf16"] = "auto"
@@ -92,24 +77,11 @@ class TrainingConfig:
     step and kept in checkpoints. Another number rounds differently, and is otherwise the same run."""
     graph: bool | None = None
     """Replay the whole step as one CUDA graph; by default on a single GPU."""
-    memory: Annotated[int, Range(at_least=0, at_most=100_000_000)] | None = None
-    """How many tokens before its own chunk a row attends to, as in Transformer-XL: their keys and values are kept from
-    the step before, and no gradient flows into them. By default a chunk's length where `data.chunking` is
-    `consecutive`, else 0."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass: less memory, about a third slower."""
-    dropout: Annotated[Choice, PartOf(dropout_schedules, "constant")] = "constant"  # type: ignore[assignment]
-    """The model's dropout rates over the training."""
-    temperature: Annotated[Choice, PartOf(schedules, "constant")] = "constant"  # type: ignore[assignment]
-    """The temperature of Gumbel joins over the training, as a share of the configured one, in twenty even steps."""
-    opening: Share = 0.1
-    """The share of the training over which modules that were inserted (`braid edit insert`) come into use: a factor on
-    their probability goes from 0 to 1. 0: they are used from the first step on."""
     routing_losses: dict[str, NonNegative] | None = None
     """Losses of all routers with their weights, in place of the model's own, which the trained model then has as its
     own: {load_concentration: 0.001}."""
-    losses: list[Annotated[Choice, PartOf(extra_losses, by_key=True)]] = field(default_factory=list)
-    """What is added to the loss of the text, each with its weight: `- early_exit: {weight: 0.2}`."""
     freeze: list[Freezable] = field(default_factory=list)
     """Parts that keep their weights, beside the folder's own. `joins` includes projections and the last norm; `blocks`
     is all between embedding and head, and `routers` those of experts, both but for what was inserted."""
@@ -118,13 +90,9 @@ class TrainingConfig:
     lora: LoraTrainingConfig | None = None
     """Train adapters in place of the model's own weights; checkpoints have them merged, and beside them alone. Those of
     a decoder have the adapters alone, and name their base."""
-    distill: DistillConfig | None = None
-    """Learn from the probabilities of other models: `{teachers: [runs/a, runs/b]}`."""
 
     def __post_init__(self) -> None:
         check_losses(self.routing_losses or ())
-        if twice := sorted(name for name, count in Counter(loss.kind for loss in self.losses).items() if count > 1):
-            raise BraidError(f"losses: '{twice[0]}' is listed twice")
         if self.budget.count < 1:
             raise BraidError("budget must be at least 1")
 

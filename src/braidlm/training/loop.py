@@ -1,49 +1,77 @@
 """The training loop: batches in, metrics, samples and checkpoints out."""
 
 import contextlib
+import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from types import FrameType
 from typing import Any
 
-from torch import nn
+import torch
 
 from braidlm.core import console
 from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.errors import BraidError
+from braidlm.core.interruptions import INTERRUPTIONS, Terminated
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.memory import explained_out_of_memory
-from braidlm.data.loading.batches import make_pauses
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.open_data import OpenData
-from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.amounts import Pace, never_read, repetition
-from braidlm.training.averaging import WeightAverage, averages
-from braidlm.training.distill.distillation import make_distillation
-from braidlm.training.distill.teachers import Teacher
-from braidlm.training.lengths import length_at, shares_of_lengths
-from braidlm.training.monitoring.progress import Progress, progress_note
+from braidlm.training.amounts import Pace, Progress, never_read, repetition
+from braidlm.training.features.feature import Part, Setup, make_features
 from braidlm.training.monitoring.reporter import Reporter
+from braidlm.training.monitoring.speed import progress_note
 from braidlm.training.monitoring.tracking import Tracker
 from braidlm.training.recipe import Recipe
-from braidlm.training.run_folder import budget_of
+from braidlm.training.run_folder import budget_of, earlier_budgets
 from braidlm.training.saving.checkpoints import Checkpoints, checkpoint_name
-from braidlm.training.saving.earlier_budgets import earlier_budgets
 from braidlm.training.saving.state import StepState, explained_state_errors
-from braidlm.training.schedules import dropout_schedules, schedules
-from braidlm.training.step.compute import Choices, choose_compute, use_compute
-from braidlm.training.step.extra_losses import ExtraLoss
-from braidlm.training.step.learning_rate import LearningRate
-from braidlm.training.step.optimizers.decay import decay_outlasts_rate
-from braidlm.training.step.parallel import Rank
-from braidlm.training.step.precision import choose_dtype
+from braidlm.training.schedules import LearningRate
+from braidlm.training.step.compute import Choices, choose_compute, choose_dtype, use_compute
+from braidlm.training.step.optimizers.contract import decay_outlasts_rate
+from braidlm.training.step.parallel import Rank, sum_over_processes
 from braidlm.training.step.step import Stepper
 from braidlm.training.step.threads import choose_threads, saved_threads, using_threads
-from braidlm.training.stopping import StopSignal
 from braidlm.training.trainables.trainable import Trainable
 
-TEMPERATURE_LEVELS = 20
-"""The number of levels of a temperature schedule; each change recompiles or recaptures the step."""
+PATIENCE = 1.0
+"""Seconds. A second signal within them is torchrun forwarding the same Ctrl-C."""
+
+
+class StopSignal:
+    """Ctrl-C or SIGTERM lets the step finish and the run be saved; a second one interrupts at once."""
+
+    def __init__(self, rank: Rank):
+        self.rank = rank
+        self.requested_at: float | None = None
+        self.interruption: type[KeyboardInterrupt] = Terminated
+        """The kind of the first signal; of a process that was asked by another, SIGTERM."""
+
+    def __enter__(self) -> None:
+        try:
+            self.previous = {number: signal.signal(number, self._handle) for number in INTERRUPTIONS}
+        except ValueError:  # not in the main thread: signals stay as they are
+            self.previous = {}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def requested(self) -> bool:
+        """Whether any process received a signal; the same answer on all, so that they stop after the same step."""
+        here = self.requested_at is not None
+        if self.rank.world_size == 1:  # without waiting for the device
+            return here
+        return bool(sum_over_processes(torch.tensor(float(here), device=self.rank.device), self.rank))
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.requested_at is None:
+            self.requested_at, self.interruption = now, INTERRUPTIONS[number]
+        elif now - self.requested_at > PATIENCE:
+            raise INTERRUPTIONS[number]
 
 
 class Trainer:
@@ -55,48 +83,42 @@ class Trainer:
         trained: Trainable,
         data: OpenData,
         checkpoints: Checkpoints,
-        lineage: Callable[[dict[str, Any]], dict[str, Any]],
+        lineage: dict[str, Any],
         rank: Rank,
-        teachers: Sequence[Teacher] = (),
     ):
+        """`lineage` is what checkpoints say of the recipe and of its sources."""
         self.recipe, self.trained, self.data, self.rank = recipe, trained, data, rank
         self.model = trained.model
-        self.checkpoints, self.lineage = checkpoints, lineage
+        self.checkpoints = checkpoints
         training = recipe.training
         self.budget = training.budget
         self.dtype = choose_dtype(training.precision, rank.device)
-        given = self._distillation(teachers)
-        self.stepper = Stepper(trained, training, rank, self.dtype, recipe.memory, given, recipe.seed)
-        for loss in self.stepper.extra.values():
-            loss.read_tokenizer(data.tokenizer)
-        self.average: WeightAverage | None = None
-        if training.average is not None:
-            self.average = averages.build(training.average, self.model)
-        extra = nn.ModuleDict(self.stepper.extra)
-        self.state = StepState(trained, self.stepper.optimizer, self.stepper.memory, extra, self.average)
-        pauses = make_pauses(recipe.data.pauses, recipe.data.length, data.tokenizer, recipe.seed)
+        setup = Setup(self.model, training, rank, self.dtype, recipe.seed, recipe.data, data)
+        self.features = make_features(setup)
+        self.lineage = {**lineage, "sources": [*lineage["sources"], *(x for f in self.features for x in f.sources())]}
+        self.stepper = Stepper(trained, training, rank, self.dtype, self.features)
+        self.state = StepState(trained, self.stepper.optimizer, self.features)
+        length = recipe.data.length
+        parts: Sequence[Part] = [(1.0, length)]
+        for one in self.features:
+            length, parts = one.text_length(length), one.attended(parts)
         self.loader = Loader(
             data.train,
             chunkings.build(recipe.data.chunking),
-            recipe.data.length - (pauses.count if pauses else 0),
+            length,
             rows=training.batch,
             accumulation=training.accumulation,
             seed=recipe.seed,
             mix=recipe.data.mix,
             rank=rank.index,
             world=rank.world_size,
-            pauses=pauses,
         )
         self.learning_rate = LearningRate(training)
-        self.dropout_schedule = dropout_schedules.build(training.dropout)
-        self.temperature_schedule = schedules.build(training.temperature)
         self.progress = Progress()
         self.rate = 0.0
-        # A chunk's tokens see half of it on average, and all of the memory.
-        lengths = shares_of_lengths(training.lengths, recipe.data.length)
-        mean = sum(share * trained.flops_per_token(length + 2 * recipe.memory) for share, length in lengths)
-        flops = round(mean * recipe.data.length / self.loader.length)  # pauses cost too
-        self.reporter = Reporter(recipe, trained, data, rank, self.dtype, self.stepper.extra, self.average, flops)
+        mean = sum(share * trained.flops_per_token(attended) for share, attended in parts)
+        flops = round(mean * recipe.data.length / length)  # tokens that are no text cost too
+        self.reporter = Reporter(recipe, trained, data, rank, self.dtype, self.features, flops)
         self.saved_at: int | None = None
         self.recorded: int | None = None
         """The number of records that were written up to the checkpoint that the run resumes from, if it says so."""
@@ -107,39 +129,22 @@ class Trainer:
         self.stop = StopSignal(rank)
         self._check()
 
-    def _distillation(self, teachers: Sequence[Teacher]) -> dict[str, ExtraLoss]:
-        """What teachers add to the loss."""
-        training, data = self.recipe.training, self.recipe.data
-        if training.distill is None:
-            return {}
-        assert isinstance(self.model, BraidForCausalLM)  # a recipe of a decoder has no teachers
-        shape = (training.batch * training.accumulation, data.length)
-        loss = make_distillation(
-            training.distill, teachers, self.model, self.data, shape, data.cache, self.rank, self.dtype
-        )
-        return {"distill": loss}
-
     def _check(self) -> None:
         """Find problems that would show only later in the run."""
         if self.recipe.samples.prompts:
             encode_prompts(self.data.tokenizer, self.recipe.samples.prompts)
         if not self.rank.is_main:
             return
-        training = self.recipe.training
-        if training.dropout.kind != "constant" and not self.stepper.has_dropout:
-            console.warn("training.dropout has no effect: every dropout rate of the model is 0")
-        if training.temperature.kind != "constant" and not self.stepper.has_temperature:
-            console.warn("training.temperature has no effect: no join of the model chooses by Gumbel noise")
-        if outlasts := decay_outlasts_rate(training.optimizer.options, training.schedule):
-            console.warn(outlasts)
-        for stream in self.loader.streams:
-            if remark := self.loader.chunking.warning(stream, self.loader.length):
-                console.warn(remark)
-        tokens_per_step = self.loader.global_rows * self.loader.length
+        training, length = self.recipe.training, self.loader.length
+        tokens_per_step = self.loader.global_rows * length
+        warnings: list[str | None] = [warning for one in self.features for warning in one.warnings()]
+        warnings.append(decay_outlasts_rate(training.optimizer.options, training.schedule))
+        warnings += [self.loader.chunking.warning(stream, length) for stream in self.loader.streams]
+        warnings.append(never_read(self.budget, self.loader.streams, tokens_per_step))
+        for warning in filter(None, warnings):
+            console.warn(warning)
         if repeated := repetition(self.budget, self.loader.streams, tokens_per_step):
             console.say(repeated)
-        if unread := never_read(self.budget, self.loader.streams, tokens_per_step):
-            console.warn(unread)
 
     @property
     def finished(self) -> bool:
@@ -147,6 +152,8 @@ class Trainer:
 
     def restore(self, name: str) -> None:
         """Resume exactly where a checkpoint was saved."""
+        for one in self.features:
+            one.check_checkpoint(self.checkpoints.models / name)
         with explained_state_errors(self.checkpoints.states / name):
             position = self.checkpoints.restore(name, self.state)
             self.progress = Progress(**position["progress"])
@@ -159,8 +166,9 @@ class Trainer:
         with contextlib.suppress(BraidError):  # the weights are good, whatever happened to the lineage
             lineage = load_lineage(self.checkpoints.models / name) or {}
             self.earlier_budgets = earlier_budgets(lineage, self.recipe.training, self.progress)
-            if self.average is not None and budget_of(lineage.get("recipe")) not in (None, self.budget):
-                self.average.budget_grew()
+            if budget_of(lineage.get("recipe")) not in (None, self.budget):
+                for one in self.features:
+                    one.budget_grew()
         self.saved_at = self.progress.steps
 
     def run(self, tracker: Tracker | None) -> bool:
@@ -196,9 +204,9 @@ class Trainer:
             console.say(f"On this GPU {lowered.lowered.summary()}.")
         elif self.stepper.extra and self.rank.device.type == "cuda":
             console.say(f"The losses {', '.join(self.stepper.extra)} read the plain pass: no kernels serve this step.")
-        if self.stepper.memory is not None:
-            plain = "; kernels see one chunk alone, so all layers are plain" if self.rank.device.type == "cuda" else ""
-            console.say(f"Each chunk attends to the {self.stepper.memory.length:,} tokens before it{plain}.")
+        for remark in (one.remark(self.rank.device.type == "cuda") for one in self.features):
+            if remark is not None:
+                console.say(remark)
         if self.compute is None:
             parts = set() if lowered is None else lowered.lowered.parts
             self.compute = choose_compute(self.model, parts, shape, self.rank, self.dtype)
@@ -206,32 +214,16 @@ class Trainer:
 
     def _step(self) -> None:
         before, share = self.progress, self.progress.share(self.budget)
-        self.stepper.scale_dropout(self.dropout_schedule(share))
-        self.stepper.scale_temperature(self.temperature_schedule(int(share * TEMPERATURE_LEVELS) / TEMPERATURE_LEVELS))
-        row_length = length_at(self.recipe.training.lengths, share)
+        self.stepper.begin_step(before.steps, share)
+        row_length = next(filter(None, (one.row_length(share) for one in self.features)), None)
         batch = self.loader.next_batch(share, self._left("words"), self._left("tokens"), row_length)
         self.progress = before.plus(batch.token_count, batch.word_count)
-        self.rate = self.learning_rate(before, self.progress)
-        self.stepper.open_modules(self._opening())
-        batch = self.stepper.begin_step(before.steps, share, batch)
-        report = self.stepper.step(
-            batch.inputs,
-            batch.labels,
-            batch.target_count,
-            self.rate,
-            continues=batch.whole.continues,
-            read_again=not batch.is_last_piece,
-        )
-        if self.average is not None:
-            self.average.update(self.progress.share(self.budget))
+        self.rate, share = self.learning_rate(before, self.progress), self.progress.share(self.budget)
+        batch = self.stepper.read_batch(batch, share)
+        report = self.stepper.step(batch.inputs, batch.labels, batch.target_count, self.rate, share)
         self.reporter.metrics.add(self.progress.steps, report)
         if self.rank.device.type == "cpu":
             self._check_finite()
-
-    def _opening(self) -> float:
-        """How far inserted modules are open in a step, from its end, so that they are open a little in the first."""
-        share, duration = self.progress.share(self.budget), self.recipe.training.opening
-        return min(share / duration, 1.0) if duration else 1.0
 
     def _left(self, unit: str) -> int | None:
         """How many words or tokens the next batch may have, so that every mark in that unit is met exactly."""
@@ -300,10 +292,10 @@ class Trainer:
             "threads": self.threads,
             "records": None if tracker is None else tracker.records,
         }
-        facts = {**asdict(self.progress), **self.reporter.last, **self.reporter.averaging()}
+        facts = {**asdict(self.progress), **self.reporter.last, **self.reporter.weights_facts()}
         facts |= {"earlier_budgets": self.earlier_budgets} if self.earlier_budgets else {}
         facts |= {"interrupted": True} if interrupted else {}
-        lineage = self.lineage(facts)
+        lineage = {**self.lineage, "training": facts}
         name, tokenizer = checkpoint_name(self.recipe.checkpoints.every, self.progress), self.data.tokenizer
         self.checkpoints.save(name, self.state, position, tokenizer, lineage)
         self.saved_at = self.progress.steps

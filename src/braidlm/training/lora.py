@@ -1,7 +1,7 @@
-"""LoRA in the training loop: an adapter on the frozen model to start from, in peft's own format.
+"""LoRA in the training loop: adapters on a frozen Braid model or decoder of transformers, in peft's own format.
 
-A checkpoint is the model with the adapter merged into its matrices, an ordinary model folder; the adapter alone is
-beside it, in CHECKPOINT/adapter.
+A checkpoint of a Braid model has the adapter merged into its matrices, an ordinary model folder; the adapter alone is
+beside it, in CHECKPOINT/adapter. A checkpoint of a decoder is the adapters alone, in a folder that names its base.
 """
 
 from pathlib import Path
@@ -9,13 +9,17 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.adapters import adaptable, choose_matrices, lora, split_stacks
+from braidlm.core.models.adapters import adaptable, choose_matrices, choose_names, lora, split_stacks
 from braidlm.core.models.folders import load_lineage
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.structure import find_parts
 from braidlm.training.config import LoraTrainingConfig
 
 ADAPTER = "adapter"
@@ -26,17 +30,40 @@ NAME = "default"
 TARGETS = "training.lora.targets"
 
 
-class Adapter:
-    """A LoRA adapter on a model, whose modules it wraps; from then on the adapter alone is trained."""
+class Lora:
+    """LoRA adapters on named matrices of a model, whose modules they wrap."""
+
+    def __init__(self, model: Any, names: list[str], config: LoraTrainingConfig, **options: Any):
+        self.model, self.names, self.config = model, names, config
+        alpha = config.scale * config.rank
+        self.peft = lora(model, names, config.rank, alpha, config.dropout, task_type="CAUSAL_LM", **options)
+
+    def write(self, folder: Path) -> None:
+        """Write the adapters alone, as peft does."""
+        self.peft.save_pretrained(folder, save_embedding_layers=False)
+
+    def read(self, folder: Path) -> None:
+        """Take the weights of adapters that `write` wrote."""
+        from peft import set_peft_model_state_dict
+
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+        found: Any = set_peft_model_state_dict(self.peft, tensors)
+        if found.unexpected_keys or len(tensors) != 2 * len(self.names):
+            raise BraidError("these adapters are of other matrices", str(folder), "Begin a new run.")
+
+
+class Adapter(Lora):
+    """An adapter on a Braid model, which alone is trained from then on."""
+
+    model: BraidForCausalLM
 
     def __init__(self, model: BraidForCausalLM, config: LoraTrainingConfig, base: dict[str, Any]):
         self.base = base
         """Which model it is, as in a lineage."""
-        self.model, self.config = model, config
         self.base_weights = model.state_dict()
         """In the same memory as those of the model, under the names that they have without adapters."""
-        self.names = _chosen(model, config)
-        single, stacked = split_stacks(model, self.names)
+        names = _chosen(model, config)
+        single, stacked = split_stacks(model, names)
         self.has_banks = bool(stacked)
         self.adapted = f"matrices: {len(single)}, banks: {len(stacked)}"
         if self.has_banks and config.dropout:
@@ -45,8 +72,7 @@ class Adapter:
                 "training.lora.dropout",
                 "Leave it at 0, or choose other matrices with training.lora.targets.",
             )
-        alpha = config.scale * config.rank
-        self.peft = lora(model, self.names, config.rank, alpha, config.dropout, task_type="CAUSAL_LM")
+        super().__init__(model, names, config)
 
     def summary(self) -> str:
         """How much is trained."""
@@ -67,25 +93,45 @@ class Adapter:
         model.tie_weights()
         return model
 
-    def write(self, checkpoint: Path) -> None:
-        """Write the adapter alone, as peft does."""
-        self.peft.save_pretrained(checkpoint / ADAPTER, save_embedding_layers=False)
+    def write(self, folder: Path) -> None:
+        super().write(folder / ADAPTER)
 
-    def read(self, checkpoint: Path) -> None:
-        """Take the weights of an adapter that `write` wrote."""
-        from peft import set_peft_model_state_dict
-
-        sources = (load_lineage(checkpoint) or {}).get("sources") or []
+    def read(self, folder: Path) -> None:
+        sources = (load_lineage(folder) or {}).get("sources") or []
         if sources and self.base not in sources:
             raise BraidError(
                 "the model that this adapter was trained on has changed since",
-                str(checkpoint),
+                str(folder),
                 "Go on with the model that it was, or begin a new run with another folder (out=DIR).",
             )
-        tensors = load_file(checkpoint / ADAPTER / ADAPTER_WEIGHTS)
-        found: Any = set_peft_model_state_dict(self.peft, tensors)
-        if found.unexpected_keys or len(tensors) != 2 * len(self.names):
-            raise BraidError("this adapter is of other matrices", str(checkpoint / ADAPTER), "Begin a new run.")
+        super().read(folder / ADAPTER)
+
+
+class DecoderLora(Lora):
+    """Adapters on the matrices of a decoder's layers; from then on these are trained, and all that was."""
+
+    def __init__(self, model: PreTrainedModel, config: LoraTrainingConfig, base: str):
+        """`base` is the name that the decoder is opened by without the adapters."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        found = layer_matrices(model)
+        names = list(found)
+        if config.targets is not None:
+            with errors_at(TARGETS):
+                names = choose_names(names, config.targets)
+        super().__init__(model, names, config, fan_in_fan_out=any(isinstance(found[name], Conv1D) for name in names))
+        self.peft.peft_config[NAME].base_model_name_or_path = base
+        for parameter in trained:  # peft freezes it
+            parameter.requires_grad_(True)
+
+
+def layer_matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The matrices in the layers of a decoder by name; gates are trained themselves."""
+    prefix = f"{find_parts(model).layers_name}."
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if name.startswith(prefix) and isinstance(module, (nn.Linear, Conv1D))
+    }
 
 
 def _chosen(model: BraidForCausalLM, config: LoraTrainingConfig) -> list[str]:

@@ -1,5 +1,6 @@
 """A recipe: one file that says everything about a run, decoded strictly."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.ranges import Seed
 from braidlm.model.config.strict import decode, encode
 from braidlm.training.config import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
-from braidlm.training.lengths import check_lengths
+from braidlm.training.features.feature import asked_features, feature_problems
 
 
 @dataclass
@@ -45,76 +46,45 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_folder_name("name", self.name)
-        if self.training.lora is not None and self.start_from is None and self.decoder is None:
-            raise BraidError(
+        if errors := [*self._problems(), *feature_problems(self.training, self.data)]:
+            raise errors[0] if len(errors) == 1 else BraidError("\n".join(line for e in errors for line in e.lines()))
+
+    def _problems(self) -> Iterator[BraidError]:
+        """Keys that do not go together; features say it of theirs themselves."""
+        training = self.training
+        if training.lora is not None and self.start_from is None and self.decoder is None:
+            yield BraidError(
                 "training.lora adapts a trained model",
                 todo="Name one: start_from=MODEL, or leave out training.lora to train a new one.",
             )
-        if self.training.lora is not None and self.training.optimizer.kind == "muon":
-            raise BraidError(
+        if training.lora is not None and training.optimizer.kind == "muon":
+            yield BraidError(
                 "training.lora: Muon trains whole matrices, and adapters are two thin ones whose product counts",
                 todo="Leave out training.optimizer.kind, so that AdamW trains the adapters.",
             )
-        if self.decoder is not None:
-            self._check_decoder()
-        elif self.training.precision == "pure_bf16":
-            raise BraidError("training.precision: pure_bf16 is for decoders; Braid's models train in float32 or bf16")
-        check_lengths(self.training.lengths, self.data.length)
-        if self.training.lengths and self.memory:
-            raise BraidError(
-                "training.lengths: rows with a memory of the text before them keep their length",
-                todo="Leave out training.lengths, or the memory (data.chunking=consecutive, training.memory).",
-            )
-        if self.training.lengths and self.data.pauses:
-            raise BraidError(
-                "training.lengths: pauses are counted for whole sequences",
-                todo="Leave out training.lengths, or data.pauses.",
-            )
-        if self.data.pauses and self.training.distill is not None and self.training.distill.top_k is not None:
-            raise BraidError(
-                "training.distill.top_k stores what teachers say of text without pauses",
-                todo="Leave out top_k, so that the teachers read every step's sequences, or data.pauses.",
-            )
-        if self.training.memory and not self._keeps_rows:
-            raise BraidError(
-                "training.memory: a row has a memory only where it goes on with its text from step to step",
-                todo="Add data.chunking=consecutive.",
-            )
-
-    def _check_decoder(self) -> None:
-        """Refuse options that only Braid's models have."""
-        training = self.training
+        if self.decoder is None:
+            if training.precision == "pure_bf16":
+                yield BraidError(
+                    "training.precision: pure_bf16 is for decoders; Braid's models train in float32 or bf16"
+                )
+            return
         if self.start_from is not None:
-            raise BraidError("start_from is a Braid model, and decoder is one of transformers: give one of them")
+            yield BraidError("start_from is a Braid model, and decoder is one of transformers: give one of them")
         if training.lora is not None and training.train == "gates":
-            raise BraidError("training.lora trains adapters and gates, and training.train: gates only these: give one")
+            yield BraidError("training.lora trains adapters and gates, and training.train: gates only these: give one")
         given = {
-            "data.chunking": self._keeps_rows,
-            "training.memory": bool(training.memory),
-            "training.losses": bool(training.losses),
+            "data.chunking": chunkings[self.data.chunking.kind].keeps_rows,
             "training.routing_losses": training.routing_losses is not None,
-            "training.distill": training.distill is not None,
-            "training.freeze": bool(training.freeze),
-            "training.dropout": training.dropout.kind != "constant",
-            "training.temperature": training.temperature.kind != "constant",
-            "training.graph": bool(training.graph),
+            "training.freeze": training.freeze,
+            "training.graph": training.graph,
         }
+        asked = asked_features(training, self.data).values()
+        given |= {one.name: not one.for_decoders and one.is_given(training) for one in asked if one.name}
         if named := [name for name, is_given in given.items() if is_given]:
-            raise BraidError(
+            yield BraidError(
                 f"{', '.join(named)}: only Braid's models have this, and a decoder of transformers is trained as it is",
                 todo="Leave it out; `training.train: gates` and `training.lora` say what of a decoder is trained.",
             )
-
-    @property
-    def memory(self) -> int:
-        """How many tokens before its chunk a row attends to."""
-        if self.training.memory is not None:
-            return self.training.memory
-        return self.data.length if self._keeps_rows else 0
-
-    @property
-    def _keeps_rows(self) -> bool:
-        return bool(chunkings[self.data.chunking.kind].keeps_rows)
 
     @property
     def folder(self) -> str:

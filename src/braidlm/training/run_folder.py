@@ -5,6 +5,7 @@ import copy
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_folder, write_text
 from braidlm.core.locks import lock_or_refuse
-from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, RECIPE, is_run
+from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, RECIPE, is_run, training_of
 from braidlm.core.reading import read_yaml
 from braidlm.data.loading.ordered import FOLDER as ORDER
-from braidlm.training.amounts import Amount, parse_amount
+from braidlm.training.amounts import Amount, Progress, parse_amount
+from braidlm.training.config import TrainingConfig
 from braidlm.training.recipe import decode_recipe
+from braidlm.training.schedules import LearningRate
 
 RUN_ENTRIES = (METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
@@ -97,6 +100,23 @@ def budget_of(recipe: dict[str, Any] | None) -> Amount | None:
         return Amount(**parse_amount((recipe or {})["training"]["budget"]))
     except (BraidError, KeyError, TypeError):
         return None
+
+
+def earlier_budgets(lineage: dict[str, Any], training: TrainingConfig, progress: Progress) -> list[dict[str, Any]]:
+    """The budgets under which the steps so far were trained, each with the step that it was used up to.
+
+    Says what a larger one means for the learning rate.
+    """
+    budgets = list(training_of(lineage).get("earlier_budgets") or [])
+    before = budget_of(lineage.get("recipe"))
+    if before is None or before == training.budget:
+        return budgets
+    was, now = (LearningRate(each)(progress, progress) for each in (replace(training, budget=before), training))
+    console.say(
+        f"The budget was {before} and is {training.budget}. From here on schedules are those of the larger budget: "
+        f"the learning rate was {was:.3g} and goes on at {now:.3g}."
+    )
+    return [*budgets, {"budget": str(before), "until_step": progress.steps}]
 
 
 def may_go_on(before: Amount | None, now: Amount | None) -> bool:

@@ -1,14 +1,14 @@
-"""Schedules of the learning rate and of dropout; each is a class with its own config."""
+"""Schedules over the training, each a class with its own config, and the learning rate."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from braidlm.model.config.ranges import Count, Probability, Share
-from braidlm.model.config.registry import Registry
+from braidlm.model.config.ranges import Probability, Share
+from braidlm.model.config.registry import Choice, Registry
+from braidlm.training.amounts import Progress
 
 schedules = Registry("schedule")
-dropout_schedules = Registry("dropout schedule")
 
 
 @dataclass
@@ -55,12 +55,17 @@ class NoOptions:
 
 @schedules.register("constant")
 class Constant(Schedule):
-    """The same rate throughout."""
+    """The full rate throughout."""
 
     Config = NoOptions
 
     def __call__(self, progress: float) -> float:
         return 1.0
+
+
+def constant() -> Choice:
+    """The default of what may have a schedule."""
+    return Choice("constant", NoOptions())
 
 
 @schedules.register("wsd")
@@ -79,81 +84,29 @@ class WarmupStableDecay(Schedule):
         return 1 - (1 - self.config.final) * min(into, 1.0)
 
 
-@dataclass
-class Switch:
-    """Options of dropout schedules that switch once."""
+class LearningRate:
+    """The learning rate of a step: a warm-up, then a schedule over the rest of the budget.
 
-    at: Share = 0.5
-    """The progress at which dropout changes."""
+    Called with the progress before and after the step.
+    """
 
+    def __init__(self, config: Any):
+        self.max_rate, self.warmup, self.budget = config.optimizer.options.lr, config.warmup, config.budget
+        self.schedule = schedules.build(config.schedule)
 
-@dropout_schedules.register("constant")
-class ConstantDropout(Constant):
-    """The configured rates throughout."""
+    def __call__(self, before: Progress, after: Progress) -> float:
+        return self.max_rate * self._warmup_factor(after) * self.schedule(self._schedule_progress(before))
 
+    def _warmup_factor(self, after: Progress) -> float:
+        """The share of the warm-up that is done after the step, so that the first step has a rate above zero."""
+        if not self.warmup.count:
+            return 1.0
+        return min(after.done(self.warmup.unit) / self.warmup.count, 1.0)
 
-@dropout_schedules.register("early")
-class EarlyDropout(Schedule):
-    """The configured rates at first, none after `at`."""
-
-    Config = Switch
-
-    def __call__(self, progress: float) -> float:
-        return 1.0 if progress < self.config.at else 0.0
-
-
-@dropout_schedules.register("late")
-class LateDropout(Schedule):
-    """None at first, the configured rates after `at`."""
-
-    Config = Switch
-
-    def __call__(self, progress: float) -> float:
-        return 0.0 if progress < self.config.at else 1.0
-
-
-@dropout_schedules.register("linear")
-class LinearDropout(Schedule):
-    """From none to the configured rates in `levels` even steps (each one rebuilds a compiled or captured step)."""
-
-    @dataclass
-    class Config:
-        levels: Count = 10
-        """How many steps the line is made of."""
-        falling: bool = False
-        """From the configured rates down to none instead."""
-
-    def __call__(self, progress: float) -> float:
-        level = min(int(progress * (self.config.levels + 1)), self.config.levels) / self.config.levels
-        return 1 - level if self.config.falling else level
-
-
-@dropout_schedules.register("triangle")
-class TriangleDropout(Schedule):
-    """From none up to the configured rates and down again, in `levels` even steps each way."""
-
-    @dataclass
-    class Config:
-        cycles: Count = 1
-        """How often it rises and falls."""
-        levels: Count = 5
-        """How many steps each side is made of (each one rebuilds a compiled or captured step)."""
-
-    def __call__(self, progress: float) -> float:
-        within = min(progress, 1.0) * self.config.cycles % 1.0
-        height = 1 - abs(2 * within - 1)
-        return math.floor(height * self.config.levels + 0.5) / self.config.levels
-
-
-@dropout_schedules.register("exponential")
-class ExponentialDropout(Schedule):
-    """From none to the configured rates as 2^progress - 1, slowly at first (LayerSkip), in `levels` even steps."""
-
-    @dataclass
-    class Config:
-        levels: Count = 10
-        """How many steps the curve is made of."""
-
-    def __call__(self, progress: float) -> float:
-        levels: int = self.config.levels
-        return 2.0 ** (min(int(progress * (levels + 1)), levels) / levels) - 1
+    def _schedule_progress(self, before: Progress) -> float:
+        """Progress from the end of the warm-up to the end of the budget, which may be counted in another unit."""
+        share, warmed = before.share(self.budget), before.done(self.warmup.unit)
+        if warmed <= self.warmup.count:
+            return 0.0
+        end_of_warmup = share * self.warmup.count / warmed
+        return (share - end_of_warmup) / (1 - end_of_warmup)

@@ -25,7 +25,7 @@ from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.decoder_costs import decoder_facts, decoder_notes
 from braidlm.opening.open import open_model
-from braidlm.training.expected_time import tokens_of, training_seconds, training_speed
+from braidlm.training.monitoring.speed import tokens_of, training_seconds, training_speed
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.start_from import data_of, open_decoder, plan_decoder_run
 

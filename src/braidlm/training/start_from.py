@@ -30,11 +30,11 @@ from braidlm.opening.names import find_or_fetch
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import find_tokenizer
 from braidlm.training.config import TrainingConfig
+from braidlm.training.lora import DecoderLora
 from braidlm.training.recipe import LoadedRecipe, Recipe
+from braidlm.training.step.compute import choose_dtype
 from braidlm.training.step.objective import use_routing_losses
-from braidlm.training.step.precision import choose_dtype
 from braidlm.training.trainables.decoder import TrainableDecoder
-from braidlm.training.trainables.decoder_lora import DecoderLora
 
 TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
 """Options of an architecture that change how it is trained and not what it computes."""

@@ -27,12 +27,11 @@ from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.open import open_model
-from braidlm.training.distill.teachers import Teacher, check_same_teachers, find_teachers
+from braidlm.training.amounts import Progress
+from braidlm.training.features.feature import asked_features
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
-from braidlm.training.monitoring.history import record_event
-from braidlm.training.monitoring.progress import Progress
-from braidlm.training.monitoring.tracking import Tracker
+from braidlm.training.monitoring.tracking import Tracker, record_event
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, claimed
 from braidlm.training.saving.checkpoints import Checkpoints
@@ -46,9 +45,8 @@ from braidlm.training.start_from import (
     plan_decoder_run,
     train_gates_alone,
 )
-from braidlm.training.step.memory import check_positions
 from braidlm.training.step.objective import use_routing_losses
-from braidlm.training.step.parallel import Rank, join_group, wait_for_all
+from braidlm.training.step.parallel import Rank, join_group, main_first, wait_for_all
 from braidlm.training.trainables.braid_model import TrainableBraid
 from braidlm.training.trainables.trainable import Trainable
 
@@ -114,25 +112,19 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
         check_peft("leave out training.lora to train the model's own weights.")
     if rank.is_main:
         check_folder(folder, resolved, fresh)
-        # The main process prepares what is missing, and the others find it there.
-        data = open_data(data_of(recipe), recipe.validation.half)
-    wait_for_all(rank)
-    if not rank.is_main:
-        data = open_data(data_of(recipe), recipe.validation.half)
+    data = main_first(lambda: open_data(data_of(recipe), recipe.validation.half), rank)
     known = None if fresh else folder / ORDER
     data = replace(data, train=order_streams(data.train, recipe.data.order, recipe.seed, known))
-    distill = recipe.training.distill
-    teachers = [] if distill is None else find_teachers(distill, data.tokenizer, recipe.data.length)
     torch.manual_seed(recipe.seed)
     trained = _make_trainable(loaded, data, rank.device)
     # Dropout differs between processes, weights do not.
     torch.manual_seed((recipe.seed * 1000 + rank.index) % MAX_INTEGER)
     checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep)
-    trainer = Trainer(recipe, trained, data, checkpoints, _lineage_maker(loaded, data, teachers), rank, teachers)
+    trainer = Trainer(recipe, trained, data, checkpoints, _lineage(loaded, data), rank)
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
         if rank.is_main:
             record_orders(data.train, folder / ORDER)
-        resumed = _resume(trainer, checkpoints, rank, teachers)
+        resumed = _resume(trainer, checkpoints, rank)
         return _run(trainer, folder, checkpoints, resumed)
 
 
@@ -182,7 +174,7 @@ def _check_trainable(model: BraidForCausalLM) -> None:
         raise BraidError("everything is frozen: there is nothing to train", todo=todo)
 
 
-def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank, teachers: list[Teacher]) -> str | None:
+def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank) -> str | None:
     """Resume from the newest good checkpoint, if there is one."""
     if rank.is_main:
         checkpoints.remove_leftovers()
@@ -191,7 +183,6 @@ def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank, teachers: li
     if name is None:
         checkpoints.check_empty()
     else:
-        check_same_teachers(teachers, checkpoints.models / name)
         trainer.restore(name)
     wait_for_all(rank)
     if rank.is_main:
@@ -262,8 +253,8 @@ def _check_architecture(loaded: LoadedRecipe, device: torch.device) -> None:
 def _check_memory(config: BraidConfig, loaded: LoadedRecipe, device: torch.device) -> None:
     """Refuse a model that cannot be built, or cannot be trained in the memory there is."""
     model = skeleton(config)
-    if loaded.recipe.memory:
-        check_positions(model)
+    for feature in asked_features(loaded.recipe.training, loaded.recipe.data).values():
+        feature.check_model(model, loaded.recipe.training, loaded.recipe.data)
     freeze(model, [*config.frozen, *loaded.recipe.training.freeze])
     if loaded.recipe.training.train == "gates":
         train_gates_alone(model)
@@ -295,7 +286,8 @@ def _special_ids(data: OpenData) -> dict[str, int | None]:
     return {"eos_token_id": tokenizer.eos_id, "bos_token_id": tokenizer.bos_id, "pad_token_id": pad}
 
 
-def _lineage_maker(loaded: LoadedRecipe, data: OpenData, teachers: list[Teacher]) -> Any:
+def _lineage(loaded: LoadedRecipe, data: OpenData) -> dict[str, Any]:
+    """What the lineage of every checkpoint says of the recipe and of its sources."""
     recipe = loaded.as_dict()
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     sources: list[dict[str, Any]] = [
@@ -305,16 +297,5 @@ def _lineage_maker(loaded: LoadedRecipe, data: OpenData, teachers: list[Teacher]
         sources.append(open_model(loaded.recipe.start_from, "braid").record())
     if loaded.recipe.decoder:
         sources.append(open_decoder(loaded.recipe).record())
-    sources += [teacher.record() for teacher in teachers]
-
-    def lineage(training: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "made_by": "braid train",
-            "recipe": recipe,
-            "recipe_sha256": digest,
-            "sources": sources,
-            "training": training,
-            **({"licence": loaded.recipe.licence} if loaded.recipe.licence else {}),
-        }
-
-    return lineage
+    licence = {"licence": loaded.recipe.licence} if loaded.recipe.licence else {}
+    return {"made_by": "braid train", "recipe": recipe, "recipe_sha256": digest, "sources": sources, **licence}

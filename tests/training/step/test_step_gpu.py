@@ -74,12 +74,13 @@ def inserted_losses(graph: bool, compiled: bool | None) -> tuple[list[float], Br
     block = {"attention": {"heads": 2}, "feed": {"hidden": 8, "experts": experts}}
     model = BraidForCausalLM(tiny_config(stages=["block"], block=block)).cuda()
     freeze(model, ["blocks", "routers", "embedding", "head"])
-    config = TrainingConfig(budget=Amount(8), batch=4, graph=graph, compile=compiled)
+    config = TrainingConfig(budget=Amount(8), batch=4, graph=graph, compile=compiled, opening=1.0)
     stepper = Stepper(TrainableBraid(model), config, Rank(0, 1, torch.device("cuda")), torch.float32)
     random, found = np.random.default_rng(0), []
     for index in range(8):
         tokens = random.integers(1, model.config.vocab_size, (4, 17))
-        stepper.open_modules((index + 1) / 8)
+        for one in stepper.features:
+            one.read_batch(None, (index + 1) / 8)  # type: ignore[arg-type]
         report = stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), 64, 1e-2)
         found += [report.loss.item(), report.gradient_norm.item()]
     return found, model

@@ -1,13 +1,8 @@
 """The batch of one optimizer step, and how it is cut at a mark in words or tokens."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-
-from braidlm.core.errors import BraidError
-from braidlm.data.loading.streams import raw_bits
-from braidlm.data.tokenizing.tokenizer import PAUSE, BraidTokenizer
 
 IGNORED = -100
 """The label of a position that is not trained."""
@@ -132,53 +127,3 @@ def cut_at(words: np.ndarray, start: int, words_left: int | None, tokens_left: i
     last_word = int(np.searchsorted(np.cumsum(counts, dtype=np.int64), words_left))
     begins = counts[last_word + 1 :] > 0
     return start + last_word + 1 + int(begins.argmax()) if begins.any() else stop
-
-
-@dataclass(frozen=True)
-class Pauses:
-    """Pause tokens in training sequences: time to compute before a token is predicted (Goyal et al., arXiv 2310.02226).
-
-    Pauses stand at random places among the tokens of a sequence, which depend on the seed and the piece of text alone.
-    The token after a run of pauses is predicted from the last of them; no pause is ever predicted.
-    """
-
-    token: int
-    count: int
-    """How many pauses each sequence has."""
-    seed: int
-
-    def insert(self, batch: Batch, names: Sequence[str]) -> Batch:
-        """The batch with pauses: inputs and labels [row, time] become longer by `count`."""
-        rows, text = batch.inputs.shape
-        after = self._pauses_after(batch, names)
-        # An input is preceded by the pauses of those before it; its label moves to the last pause after it.
-        places = np.arange(text) + np.cumsum(after, axis=1) - after
-        inputs = np.full((rows, text + self.count), self.token, batch.inputs.dtype)
-        labels = np.full_like(inputs, IGNORED)
-        np.put_along_axis(inputs, places, batch.inputs, axis=1)
-        np.put_along_axis(labels, places + after, batch.labels, axis=1)
-        return replace(batch, inputs=inputs, labels=labels)
-
-    def _pauses_after(self, batch: Batch, names: Sequence[str]) -> np.ndarray:
-        """[row, text]: how many pauses follow each token."""
-        text, whole = batch.inputs.shape[1], batch.whole
-        begins = zip(whole.own_sources, whole.positions[:, 0], strict=True)
-        keys = [(names[source], int(position)) for source, position in begins]
-        chosen = [(raw_bits(self.count, "pauses", self.seed, *key) % text).astype(np.int64) for key in keys]
-        return np.stack([np.bincount(row, minlength=text) for row in chosen])
-
-
-def make_pauses(rate: float, length: int, tokenizer: BraidTokenizer, seed: int) -> Pauses | None:
-    """The pauses of sequences of `length` tokens, a share `rate` of which are pauses; None where that is 0."""
-    if not rate:
-        return None
-    if tokenizer.pause_id is None:
-        raise BraidError(
-            f"data.pauses needs a tokenizer that has the special token {PAUSE}",
-            todo="Give it one where the text is prepared: in the recipe data.tokenizer.special_tokens="
-            f"'[eos=<|endoftext|>, pad=<|pad|>, {PAUSE}]', or `braid prepare ... --special {PAUSE}` beside the others.",
-        )
-    count = round(rate * length)
-    if not 0 < count < length:
-        raise BraidError(f"data.pauses is {rate:g}, which is {count} of the {length} tokens of a sequence")
-    return Pauses(tokenizer.pause_id, count, seed)

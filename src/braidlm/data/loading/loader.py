@@ -8,7 +8,7 @@ import numpy as np
 
 from braidlm.core.changes import changes, with_changes
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.batches import Batch, GlobalBatch, Pauses, cut_at
+from braidlm.data.loading.batches import Batch, GlobalBatch, cut_at
 from braidlm.data.loading.chunking import Chunking
 from braidlm.data.loading.mixture import Mixture, MixtureConfig, assign_rows
 from braidlm.data.loading.streams import TokenStream
@@ -102,18 +102,14 @@ class Loader:
         mix: MixtureConfig | None = None,
         rank: int = 0,
         world: int = 1,
-        pauses: Pauses | None = None,
     ):
-        """`rows` per process and forward pass; an optimizer step takes `accumulation` times as many.
-
-        `length` is that of the text; pauses are inserted into it.
-        """
+        """`rows` per process and forward pass; an optimizer step takes `accumulation` times as many."""
         # By name, so that the order in which a recipe lists its data sets has no effect.
         self.streams = sorted(streams, key=lambda stream: stream.name)
         self.chunking, self.length, self.seed = chunking, length, seed
         self.local_rows = rows * accumulation
         self.global_rows = self.local_rows * world
-        self.rank, self.pauses = rank, pauses
+        self.rank = rank
         check_streams(self.streams, chunking, length)
         self._mix_config = mix or MixtureConfig()
         self._mixture = Mixture(mix, {stream.name: len(stream) for stream in self.streams})
@@ -165,7 +161,7 @@ class Loader:
         if column >= drawn.trained_lengths.max():
             self._position, self._drawn, self._place = after, None, Place(self.length)
             self._forget_past_epochs()
-        return piece if self.pauses is None else self.pauses.insert(piece, self.names)
+        return piece
 
     def state(self) -> dict[str, Any]:
         """Everything that `load_state` needs, as plain JSON data; the same on every rank."""

@@ -1,27 +1,90 @@
 """What a run records and says of itself: losses and speed, validation, and samples of its own text."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from braidlm.core import console
+from braidlm.core.decoding.decoder import Sampling
 from braidlm.data.loading.open_data import OpenData
-from braidlm.data.loading.validation import validation_windows
-from braidlm.training.averaging import WeightAverage, averaged
-from braidlm.training.monitoring.progress import Progress, SpeedMeter
+from braidlm.data.loading.validation import ValidationSet, validation_windows
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.model.heads.losses import IGNORED
+from braidlm.training.amounts import Progress
+from braidlm.training.config import SampleConfig
+from braidlm.training.features.extra_losses import ExtraLoss
+from braidlm.training.features.feature import Feature, evaluating
+from braidlm.training.monitoring.speed import SpeedMeter
 from braidlm.training.monitoring.step_metrics import StepMetrics, UsageMonitor, choices_of, lowest_usage, usage_entropy
 from braidlm.training.monitoring.tracking import Tracker
-from braidlm.training.monitoring.validation import Score, mean_bits_per_byte, score_text, write_samples
 from braidlm.training.recipe import Recipe
-from braidlm.training.step.extra_losses import ExtraLoss
+from braidlm.training.step.compute import autocast
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.threads import StarvedThreads
 from braidlm.training.trainables.trainable import Trainable
 
 
+@dataclass
+class Score:
+    """How well a model predicts a text."""
+
+    loss: float
+    """Nats per token."""
+    perplexity: float
+    bits_per_byte: float
+    """Comparable between tokenizers."""
+    tokens: int
+    bytes: int
+
+
+@torch.no_grad()
+def score_text(trained: Trainable, text: ValidationSet, dtype: torch.dtype = torch.float32) -> Score:
+    """Score every token of the text once."""
+    model = trained.model
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for inputs, labels in text:
+        used = (labels != IGNORED).any(1)  # rows of padding only are skipped
+        tokens, targets = (torch.from_numpy(a[used]).to(device) for a in (inputs, labels))
+        with autocast(device, dtype):
+            total += trained.text_loss(tokens, targets).double()
+    model.train(was_training)
+    nats = total.item()
+    loss = nats / text.tokens
+    return Score(loss, safe_exp(loss), nats / math.log(2) / text.bytes, text.tokens, text.bytes)
+
+
+def safe_exp(value: float) -> float:
+    """exp without overflow."""
+    return math.exp(value) if value < 700 else math.inf
+
+
+def mean_bits_per_byte(scores: Iterable[Score]) -> float:
+    """Bits per byte over several texts, weighted by their bytes."""
+    listed = list(scores)
+    return sum(s.bits_per_byte * s.bytes for s in listed) / sum(s.bytes for s in listed)
+
+
+def write_samples(
+    trained: Trainable, tokenizer: BraidTokenizer, config: SampleConfig, seed: int
+) -> list[tuple[str, str]]:
+    """(prompt, continuation) pairs; sampling has a generator of its own, so the training's random state stays."""
+    texts = ["" for _ in config.prompts]
+    was_training = trained.model.training
+    sampling = Sampling(temperature=config.temperature, seed=seed)
+    for piece in trained.continue_text(tokenizer, config.prompts, config.tokens, sampling):
+        texts[piece.prompt] += piece.text
+    trained.model.train(was_training)
+    return list(zip(config.prompts, texts, strict=True))
+
+
 class Reporter:
-    """Of one run. `tracker`, where a method takes it, is None on all but the main process."""
+    """Reports one run. `tracker`, where a method takes it, is None on all but the main process."""
 
     def __init__(
         self,
@@ -30,12 +93,11 @@ class Reporter:
         data: OpenData,
         rank: Rank,
         dtype: torch.dtype,
-        extra: Mapping[str, ExtraLoss],
-        average: WeightAverage | None,
+        features: Sequence[Feature],
         flops_per_token: int,
     ):
         self.recipe, self.trained, self.tokenizer, self.rank, self.dtype = recipe, trained, data.tokenizer, rank, dtype
-        self.extra, self.average = extra, average
+        self.features = features
         self.held_out = {
             stream.name: validation_windows(
                 stream, recipe.data.length, recipe.validation.tokens, rows=recipe.training.batch
@@ -94,17 +156,17 @@ class Reporter:
     def _extra_losses(self) -> dict[str, Any]:
         if not self.metrics.extra:
             return {}
-        read = {name: loss.readings() for name, loss in self.extra.items()}
+        read = {loss.kind: loss.readings() for loss in self.features if isinstance(loss, ExtraLoss)}
         others = {f"{name}.{what}": value for name, each in read.items() for what, value in each.items()}
         return {"extra_losses": self.metrics.extra | others}
 
     def validate(self, progress: Progress, finished: bool, tracker: Tracker | None) -> None:
         """Score the held-out text."""
         if tracker is not None:
-            with averaged(self.average):
+            with evaluating(self.features):
                 scores = self._scores()
             mean = self.last["bits_per_byte"] = mean_bits_per_byte(scores.values())
-            half, averaging = self.recipe.validation.half, self.averaging()
+            half, averaging = self.recipe.validation.half, self.weights_facts()
             tracker.record(
                 "validation",
                 progress.steps,
@@ -132,15 +194,15 @@ class Reporter:
         tracker.record("last_weights", progress.steps, bits_per_byte=mean)
         console.say(f"Without averaging: {mean:.3f} bits per byte, in place of {self.last['bits_per_byte']:.3f}.")
 
-    def averaging(self) -> dict[str, Any]:
+    def weights_facts(self) -> dict[str, int]:
         """How many weights are averaged in what is validated and saved; nothing where they are the last step's."""
-        return {"averaged": self.average.count} if self.average is not None and self.average.count else {}
+        return {key: value for one in self.features for key, value in one.facts().items()}
 
     def sample(self, progress: Progress, tracker: Tracker | None) -> None:
         """Let the model continue the recipe's prompts."""
         config = self.recipe.samples
         if tracker is not None and config.prompts:
-            with averaged(self.average):
+            with evaluating(self.features):
                 samples = write_samples(self.trained, self.tokenizer, config, self.recipe.seed)
             for prompt, text in samples:
                 tracker.record("sample", progress.steps, prompt=prompt, text=text)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn, stack
 
+from braidlm.training.step.captured_step import StepReport
 from braidlm.training.step.parallel import Rank, sum_over_processes
-from braidlm.training.step.step_report import StepReport
 
 HARDLY_USED = 0.05
 """A choice below this share of an even load counts as unused."""
@@ -22,7 +22,7 @@ class StepMetrics:
 
     rank: Rank
     losses: list[float] = field(default_factory=list)
-    """Of the steps since the last record; saved with a checkpoint, so that a resumed run records the same mean."""
+    """The losses since the last record; saved with a checkpoint, so that a resumed run records the same mean."""
     norm: float = 0.0
     """The gradient norm of the last step that was read."""
     routing_loss: float = 0.0

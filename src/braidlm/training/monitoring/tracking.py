@@ -1,16 +1,21 @@
-"""Metrics: metrics.jsonl always, TensorBoard and Weights & Biases on request."""
+"""Metrics: metrics.jsonl always, TensorBoard and Weights & Biases on request.
+
+history.jsonl, beside it, says when and on what a run was started, each time, and which errors ended it: the metrics of
+a run that was stopped and went on are those of one that never was.
+"""
 
 import contextlib
 import json
 import secrets
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, write_text
-from braidlm.core.models.runs import METRICS
+from braidlm.core.models.runs import HISTORY, METRICS
 from braidlm.core.reading import explained_system_errors, parse_row
 from braidlm.training.config import LogConfig
 
@@ -111,7 +116,7 @@ class WandbSink:
 
 
 def _run_id(folder: Path) -> str:
-    """The same id each time this run folder is opened."""
+    """The id of the run at Weights & Biases, kept in its folder."""
     path = folder / "wandb-id"
     if not path.is_file():
         path.write_text(secrets.token_hex(4))
@@ -126,3 +131,10 @@ def _numbers(prefix: str, facts: dict[str, Any]) -> list[tuple[str, float]]:
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             numbers.append((f"{prefix}/{name}", float(value)))
     return numbers
+
+
+def record_event(run: Path, kind: str, **facts: Any) -> None:
+    """One line more in history.jsonl, with the time."""
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    with explained_disk_errors(run / HISTORY), open(run / HISTORY, "a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": kind, "time": time, **facts}, ensure_ascii=False) + "\n")

@@ -21,10 +21,9 @@ from braidlm.core.models.runs import MODEL_CONFIGS, checkpoint_steps, is_interru
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.opening.names import best_checkpoint
-from braidlm.training.amounts import Pace, short
-from braidlm.training.averaging import averaged
+from braidlm.training.amounts import Pace, Progress, short
+from braidlm.training.features.feature import evaluating
 from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS
-from braidlm.training.monitoring.progress import Progress
 from braidlm.training.saving.state import StepState, read_state, write_state
 from braidlm.training.step.parallel import Rank, wait_for_all
 
@@ -61,7 +60,7 @@ class Checkpoints:
             write_state(state_part, state, self.rank)
             wait_for_all(self.rank)
             if self.rank.is_main:
-                with averaged(state.average):
+                with evaluating(state.features):
                     state.trained.write(model_part, tokenizer, lineage, name)
                 facts = {"saved": time.time_ns(), "processes": self.rank.world_size, **position}
                 write_json(state_part / POSITION, facts)

@@ -2,14 +2,12 @@
 
 optimizer.safetensors   the optimizer's averages and step counts, which are equal in every process
 random-RANK.safetensors random states of one process
-memory-RANK.safetensors what the rows of one process remember of their texts, where they have a memory
-losses.safetensors      the tensors of extra losses, where they have any
-average.safetensors     the average of the weights and the weights themselves, where the model folder has the average
+FILE                    the tensors of features that name such a file: losses, average, memory-RANK
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +18,24 @@ from torch import Tensor, nn
 
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError
-from braidlm.training.averaging import WeightAverage
+from braidlm.training.features.extra_losses import ExtraLoss
+from braidlm.training.features.feature import Feature
 from braidlm.training.saving.distcp import EARLIER_FORMAT, read_distcp
-from braidlm.training.step.memory import Memory
 from braidlm.training.step.optimizers.contract import Optimizer, state_keys
 from braidlm.training.step.parallel import Rank
 from braidlm.training.trainables.trainable import Trainable
 
 OPTIMIZER = "optimizer.safetensors"
-LOSSES = "losses.safetensors"
-AVERAGE = "average.safetensors"
 STEP = "step"
+RANK = "{rank}"
 
 
 def random_file(rank: Rank) -> str:
     return f"random-{rank.index}.safetensors"
 
 
-def memory_file(rank: Rank) -> str:
-    return f"memory-{rank.index}.safetensors"
+def feature_file(one: Feature, rank: Rank) -> str:
+    return one.file.replace(RANK, str(rank.index))
 
 
 @dataclass(frozen=True)
@@ -47,16 +44,14 @@ class StepState:
 
     trained: Trainable
     optimizer: Optimizer
-    memory: Memory | None = None
-    extra: nn.ModuleDict = field(default_factory=nn.ModuleDict)
-    """The recipe's extra losses."""
-    average: WeightAverage | None = None
-    """Of the weights, where it is saved in their place."""
+    features: Sequence[Feature] = ()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What the optimizer may train; an extra loss has names that no model's tensor has."""
         yield from self.trained.model.named_parameters()
-        yield from ((f"losses.{name}", parameter) for name, parameter in self.extra.named_parameters())
+        for loss in self.features:
+            if isinstance(loss, ExtraLoss):
+                yield from loss.named_parameters(f"losses.{loss.kind}")
 
     def optimized(self) -> Iterator[tuple[str, nn.Parameter, dict[Any, Any], tuple[str, ...]]]:
         """Each parameter that is trained by name, with its optimizer's states by parameter, and their keys."""
@@ -68,16 +63,15 @@ class StepState:
 
 def write_state(folder: Path, state: StepState, rank: Rank) -> None:
     """Write this process's share of the state, without the model's weights."""
+    files = {random_file(rank): _random_states(rank)}
     if rank.is_main:
-        save_file(dict(_optimizer_tensors(state)), folder / OPTIMIZER)
-        if tensors := state.extra.state_dict():
-            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / LOSSES)
-        if state.average is not None:
-            tensors = state.average.state()
-            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / AVERAGE)
-    save_file(_random_states(rank), folder / random_file(rank))
-    if state.memory is not None:
-        save_file({name: tensor.cpu() for name, tensor in state.memory.tensors().items()}, folder / memory_file(rank))
+        files[OPTIMIZER] = dict(_optimizer_tensors(state))
+    for one in state.features:
+        if rank.is_main or RANK in one.file:
+            files.setdefault(feature_file(one, rank), {}).update(one.state())
+    for name, tensors in files.items():
+        if tensors or name == OPTIMIZER:
+            save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
 
 
 def read_state(folder: Path, state: StepState, rank: Rank) -> None:
@@ -85,12 +79,9 @@ def read_state(folder: Path, state: StepState, rank: Rank) -> None:
     tensors = _load(folder, rank)
     _put_optimizer_tensors(tensors, state)
     _put_random_states(tensors, rank)
-    if state.extra.state_dict():
-        state.extra.load_state_dict(load_file(folder / LOSSES))
-    if state.average is not None:
-        state.average.load_state(load_file(folder / AVERAGE))
-    if state.memory is not None:
-        state.memory.restore(load_file(folder / memory_file(rank)))
+    for one in state.features:
+        if one.state():
+            one.load_state(load_file(folder / feature_file(one, rank)))
 
 
 @contextmanager

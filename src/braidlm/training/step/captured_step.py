@@ -1,17 +1,46 @@
-"""An optimizer step as a CUDA graph: recorded once, then replayed on the rows of each batch."""
+"""An optimizer step as a CUDA graph: recorded once, then replayed on the rows of each batch; and its numbers."""
 
 import gc
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from braidlm.training.step.step_report import StepReport
-
 EAGER_STEPS_BEFORE_CAPTURE = 3
 """Kernels are chosen, compiled code is built and optimizer state is made in these; a capture must not contain that."""
+
+
+@dataclass
+class StepReport:
+    """Numbers of one step, still on the device; each process has its share of the losses."""
+
+    loss: Tensor
+    """The loss of the text."""
+    gradient_norm: Tensor
+    routing_loss: Tensor
+    """What routers add to the loss, 0 where there are none."""
+    usage: dict[str, Tensor]
+    """For each router, the share of the weight that each of its choices had in the last forward pass."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """The recipe's extra losses by name, without their weights."""
+
+    def packed(self) -> Tensor:
+        """All numbers one after the other, so that they are copied at once."""
+        return torch.cat([number.view(-1) for number in self._numbers()])
+
+    def unpacked(self, numbers: Tensor) -> "StepReport":
+        """A report like this one, of other numbers that were packed."""
+        parts = numbers.split([number.numel() for number in self._numbers()])
+        loss, norm, routing_loss, *others = parts
+        usage = dict(zip(self.usage, others, strict=False))
+        extra = dict(zip(self.extra, (number[0] for number in others[len(usage) :]), strict=True))
+        return StepReport(loss[0], norm[0], routing_loss[0], usage, extra)
+
+    def _numbers(self) -> list[Tensor]:
+        return [self.loss, self.gradient_norm, self.routing_loss, *self.usage.values(), *self.extra.values()]
 
 
 class CapturedStep:
@@ -19,7 +48,7 @@ class CapturedStep:
 
     def __init__(
         self,
-        train: Callable[[Tensor, Tensor, Tensor, Tensor], StepReport],
+        train: Callable[[Tensor, Tensor, Tensor], StepReport],
         batch: Tensor,
         shape: tuple[int, ...],
         device: torch.device,
@@ -29,7 +58,7 @@ class CapturedStep:
         `batch` is packed and its rows have this shape.
         """
         self.buffer = batch.to(device)
-        inputs, labels, continues, count = self.buffer.split((math.prod(shape), math.prod(shape), shape[0], 1))
+        inputs, labels, count = self.buffer.split((math.prod(shape), math.prod(shape), 1))
         # What compiled code leaves in reference cycles may hold the autograd graph of an eager step, whose nodes belong
         # to another stream and would break the capture.
         gc.collect()
@@ -39,7 +68,7 @@ class CapturedStep:
         first = torch.cuda.Stream(device, priority=-1)
         with torch.cuda.graph(self.graph, stream=first):
             count = count.view(torch.float32)[0]
-            self.results = train(inputs.view(shape), labels.view(shape), continues, count)
+            self.results = train(inputs.view(shape), labels.view(shape), count)
             self.numbers = self.results.packed()
 
     def replay(self, batch: Tensor) -> StepReport:
@@ -49,8 +78,8 @@ class CapturedStep:
         return self.results.unpacked(self.numbers.clone())
 
 
-def packed_batch(inputs: np.ndarray, labels: np.ndarray, continues: np.ndarray, count: int) -> Tensor:
+def packed_batch(inputs: np.ndarray, labels: np.ndarray, count: int) -> Tensor:
     """All that a replayed step reads, so that it is sent at once; the count, which is last, as a float32."""
-    packed = np.concatenate((inputs.ravel(), labels.ravel(), continues, np.zeros(1, np.int64)))
+    packed = np.concatenate((inputs.ravel(), labels.ravel(), np.zeros(1, np.int64)))
     packed[-1:].view(np.float32)[0] = count
     return torch.from_numpy(packed)

@@ -1,10 +1,12 @@
-"""Sparse or dense: which of two equal computations of routed parts is faster here, measured before the first step.
+"""How a model is computed here: in bf16 where the hardware is fast at it, and routed parts sparse or dense.
 
-The choice is made once by the main process and kept in the run's checkpoints, so that every process and every resumed
-run rounds alike.
+Which of two equal computations of a routed part is faster is measured before the first step, once, by the main process,
+and kept in the run's checkpoints, so that every process and every resumed run rounds alike.
 """
 
+import contextlib
 import time
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -16,7 +18,6 @@ from braidlm.core import console
 from braidlm.model.routing.dispatch import supports_grouped_mm
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.training.step.parallel import Rank, broadcast
-from braidlm.training.step.precision import autocast
 
 TRIALS = 3
 ADVANTAGE = 0.9
@@ -24,6 +25,38 @@ ADVANTAGE = 0.9
 
 Choices = dict[str, str]
 """`sparse` or `dense` for each routed part, by its name in the model."""
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The type of matrix products; a CPU that is slow at bf16 gets float32 and a message."""
+    if precision == "float32":
+        return torch.float32
+    if precision == "pure_bf16":
+        return torch.bfloat16
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16
+        if precision == "bf16":
+            console.say("This GPU has no bf16: computing in float32.")
+        return torch.float32
+    if precision == "bf16":
+        if cpu_is_fast_at_bf16():
+            return torch.bfloat16
+        console.say("This CPU is slow at bf16 (about 100 times): computing in float32.")
+    return torch.float32
+
+
+def cpu_is_fast_at_bf16() -> bool:
+    """Whether the CPU has matrix instructions for bf16."""
+    check = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(check is not None and torch.backends.mkldnn.is_available() and check())
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
+    """Autocast to `dtype`, or nothing for float32. Weights are cast again in each pass, as graph capture requires."""
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype, cache_enabled=False)
 
 
 def choose_compute(

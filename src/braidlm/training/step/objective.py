@@ -14,8 +14,8 @@ from braidlm.model.routing.losses import Evaluator, loads, routing_loss, usages
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routings
 from braidlm.model.span import LayerRecord
-from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass
-from braidlm.training.step.memory import Memory, MemoryCache
+from braidlm.training.features.extra_losses import ExtraLoss, TrainingPass
+from braidlm.training.features.memory import Memory, MemoryCache
 from braidlm.training.step.two_way import needs_masks, two_way_options
 
 if TYPE_CHECKING:  # it needs Triton

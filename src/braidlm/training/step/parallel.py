@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -78,6 +78,13 @@ def broadcast(value: T, rank: Rank) -> T:
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+def main_first(make: Callable[[], T], rank: Rank) -> T:
+    """What `make` gives, in every process: the main one prepares what is missing, and the others find it there."""
+    made = make() if rank.is_main else None
+    wait_for_all(rank)
+    return make() if made is None else made
 
 
 def wait_for_all(rank: Rank) -> None:

@@ -18,11 +18,9 @@ from braidlm.core.models.folders import WEIGHTS, write_model_files
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.kernels.lower import lower, replace_parts
 from braidlm.kernels.side_stream import SideStream
-from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.lora import Adapter
-from braidlm.training.step.extra_losses import ExtraLoss, build_extra_losses
-from braidlm.training.step.memory import Memory, empty_memory
 from braidlm.training.step.objective import Objective
 from braidlm.training.trainables.trainable import Trainable
 
@@ -76,12 +74,6 @@ class TrainableBraid(Trainable):
         missing = [name for name in keys.missing_keys if name not in self.model.tied]
         if missing or keys.unexpected_keys:
             raise BraidError(f"checkpoint {folder.name} is of another model", str(folder.parent), "Begin a new run.")
-
-    def extra_losses(self, choices: Sequence[Choice]) -> dict[str, ExtraLoss]:
-        return build_extra_losses(choices, self.model)
-
-    def empty_memory(self, length: int, rows: int, device: torch.device, dtype: torch.dtype) -> Memory | None:
-        return empty_memory(self.model, length, rows, device, dtype)
 
     def lower(self, dtype: torch.dtype, side: SideStream | None, compile_plain: bool) -> "LoweredModel | None":
         return lower(self.model, dtype, side, compile_plain=compile_plain)

@@ -22,10 +22,10 @@ from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.decoder_costs import decoder_cost
 from braidlm.opening.full_folder import write_decoder
 from braidlm.opening.gating import gates_of
-from braidlm.training.step.extra_losses import ExtraLoss
-from braidlm.training.step.memory import Memory
+from braidlm.training.features.extra_losses import ExtraLoss
+from braidlm.training.features.memory import Memory
+from braidlm.training.lora import DecoderLora, layer_matrices
 from braidlm.training.step.objective import BatchLosses
-from braidlm.training.trainables.decoder_lora import DecoderLora, layer_matrices
 from braidlm.training.trainables.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton

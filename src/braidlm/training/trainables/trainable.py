@@ -17,9 +17,7 @@ from braidlm.core.decoding.decoder import Sampling
 from braidlm.core.decoding.generation import Piece, continue_text
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.kernels.side_stream import SideStream
-from braidlm.model.config.registry import Choice
-from braidlm.training.step.extra_losses import ExtraLoss
-from braidlm.training.step.memory import Memory
+from braidlm.training.features.extra_losses import ExtraLoss
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
@@ -70,14 +68,6 @@ class Trainable(ABC):
     def checkpoint_activations(self) -> None:
         """Recompute layers in the backward pass from now on."""
         self.model.gradient_checkpointing_enable()
-
-    def extra_losses(self, choices: Sequence[Choice]) -> dict[str, ExtraLoss]:
-        """The losses that a recipe adds, by name."""
-        return {}
-
-    def empty_memory(self, length: int, rows: int, device: torch.device, dtype: torch.dtype) -> Memory | None:
-        """What rows remember of the chunks before, where the model can have a memory."""
-        return None
 
     def lower(self, dtype: torch.dtype, side: SideStream | None, compile_plain: bool) -> "LoweredModel | None":
         """The model by kernels, where there are some for it."""

@@ -5,8 +5,7 @@ import torch
 from torch import nn, optim
 
 from braidlm.model.config.strict import decode
-from braidlm.training.step.optimizers.adamw import make_adamw
-from braidlm.training.step.optimizers.contract import OptimizerConfig, set_learning_rate, split_by_decay
+from braidlm.training.step.optimizers.contract import OptimizerConfig, make_adamw, set_learning_rate, split_by_decay
 from tests.tiny_models import tiny_model
 
 

@@ -11,8 +11,7 @@ import torch
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.config import TrainingConfig
-from braidlm.training.step.optimizers.contract import Optimizer, optimizers
-from braidlm.training.step.optimizers.decay import decay_outlasts_rate
+from braidlm.training.step.optimizers.contract import Optimizer, decay_outlasts_rate, optimizers
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train

@@ -8,8 +8,8 @@ import torch
 
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.averaging import averages
 from braidlm.training.config import TrainingConfig
+from braidlm.training.features.averaging import WeightAverage
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
@@ -34,17 +34,16 @@ def losses(optimizer: dict[str, Any], graph: bool, block: dict[str, Any]) -> lis
     model = BraidForCausalLM(tiny_config(block=block)).cuda()
     options = {"budget": STEPS, "batch": 4, "graph": graph, "compile": False, "optimizer": {"lr": 0.01, **optimizer}}
     config = decode(TrainingConfig, {**options, "average": {"kind": "last", "share": 0.5}})
-    assert config.average is not None
     stepper = Stepper(TrainableBraid(model), config, Rank(0, 1, torch.device("cuda")), torch.float32)
-    average = averages.build(config.average, model)
+    (average,) = (one for one in stepper.features if isinstance(one, WeightAverage))
     random, found = np.random.default_rng(0), []
     for index in range(STEPS):
         tokens = random.integers(1, model.config.vocab_size, (4, 17))
-        stepper.optimizer.begin_step(index / STEPS)
-        report = stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), 64, 0.01 / (index + 1))
-        average.update((index + 1) / STEPS)
+        stepper.begin_step(index, index / STEPS)
+        rate, share = 0.01 / (index + 1), (index + 1) / STEPS
+        report = stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), 64, rate, share)
         found.append(report.loss.item())
-        with average.applied():
+        with average.evaluating():
             pass  # a replay after it reads the training's own weights again
     assert (stepper.graph is not None, stepper.fused is not None) == (graph, graph)
     return [*found, *(weight.square().sum().item() for weight in average.tensors)]

@@ -1,17 +1,17 @@
-"""The contract of optimizers: torch optimizers, each with parameters of its own, that step as one."""
+"""The contract of optimizers: torch optimizers, each with parameters of its own, that step as one; and AdamW."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from torch import Tensor, nn, optim, tensor
+import torch
+from torch import Tensor, nn, optim
 
 from braidlm.model.config.ranges import Epsilon, Positive, Range, Rate
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf
 from braidlm.model.routing.stacked import is_vector
 from braidlm.training.schedules import schedules
-from braidlm.training.step.optimizers.decay import ScheduledDecay
 
 optimizers = Registry("optimizer")
 
@@ -37,6 +37,25 @@ class OptimizerConfig:
 
 ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
 """What torch's AdamW keeps for each parameter."""
+
+
+class ScheduledDecay:
+    """In each step weights are multiplied by 1 - strength x schedule; the factor is on the device for graph replay."""
+
+    def __init__(self, strength: float, schedule: Any, parameters: list[Tensor]):
+        self.strength, self.schedule, self.parameters = strength, schedules.build(schedule), parameters
+        self.factor = torch.ones((), device=parameters[0].device if parameters else None)
+        self.begin_step(0.0)
+
+    def begin_step(self, share: float) -> None:
+        """Set the factor of the next step, in place; `share` is the progress of the training."""
+        self.factor.fill_(1 - self.strength * self.schedule(share))
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Shrink the weights that the next update changes; must not wait for the device."""
+        if trained := [p for p in self.parameters if p.grad is not None]:
+            torch._foreach_mul_(trained, self.factor)
 
 
 class Optimizer:
@@ -110,7 +129,7 @@ def make_groups(
     coupled = config.weight_decay if config.decay_schedule is None else 0.0
     device = next(model.parameters()).device
     return [
-        {"params": params, "weight_decay": decay, "lr": tensor(lr, device=device) if capturable else lr}
+        {"params": params, "weight_decay": decay, "lr": torch.tensor(lr, device=device) if capturable else lr}
         for members, decay in ((decayed, coupled), (free, 0.0))
         if (params := [p for p in members if p in chosen])
     ]
@@ -124,3 +143,47 @@ def split_by_decay(model: nn.Module, config: OptimizerConfig) -> tuple[list[Tens
     if config.decay == "matrices":
         free |= {parameter for module, parameter in owned if is_vector(module, parameter)}
     return [p for p in trained if p not in free], [p for p in trained if p in free]
+
+
+def decay_outlasts_rate(optimizer: Any, schedule: Any) -> str | None:
+    """A warning that weights go on decaying where the learning rate has gone to zero, or None."""
+    if optimizer.decay_schedule is None or not optimizer.weight_decay or schedules.build(schedule)(1.0) > 0:
+        return None
+    if not schedules.build(optimizer.decay_schedule)(1.0):
+        return None
+    return (
+        "training.optimizer.decay_schedule: the learning rate ends at 0 and the decay does not, so that at the end the "
+        "weights shrink and nothing is learned; let both end at 0, or give training.schedule.final"
+    )
+
+
+@optimizers.register("adamw")
+class AdamW(Optimizer):
+    """AdamW for all parameters."""
+
+    def make(
+        self, config: OptimizerConfig, model: nn.Module, matrices: Sequence[Tensor], capturable: bool
+    ) -> list[optim.Optimizer]:
+        return [make_adamw(model, config, capturable)]
+
+
+def make_adamw(
+    model: nn.Module,
+    config: OptimizerConfig,
+    capturable: bool = False,
+    others: Set[Tensor] = frozenset(),
+    lr_scale: float = 1.0,
+) -> optim.AdamW:
+    """Fused AdamW; with `capturable`, its state and learning rate live on the device for graph replay.
+
+    `others` are parameters that another optimizer trains; `lr_scale` is a factor of the learning rate.
+    """
+    groups = make_groups(model, config, set(model.parameters()) - others, config.lr * lr_scale, capturable)
+    return optim.AdamW(
+        [{**group, "lr_scale": lr_scale} for group in groups],
+        lr=groups[0]["lr"],
+        betas=config.betas,
+        eps=config.eps,
+        fused=True,
+        capturable=capturable,
+    )

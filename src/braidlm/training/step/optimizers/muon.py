@@ -9,8 +9,7 @@ from torch import Tensor, nn, optim
 
 from braidlm.kernels.optimizers.batched_muon import BatchedMuon
 from braidlm.model.config.ranges import Positive, Range, Rate
-from braidlm.training.step.optimizers.adamw import make_adamw
-from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, make_groups, optimizers
+from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, make_adamw, make_groups, optimizers
 
 
 @dataclass

@@ -1,0 +1,94 @@
+"""The speed of a training: measured while it runs, and before it about how long it takes on this machine."""
+
+import time
+from typing import Any
+
+import torch
+
+from braidlm.core.console import count
+from braidlm.core.devices import choose_device
+from braidlm.training.amounts import Amount
+
+PEAK_BF16 = {
+    "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12,
+    "A10G": 70e12, "A10": 125e12,
+    "RTX 4090": 165e12, "RTX 3090": 71e12, "RTX A6000": 155e12, "V100": 125e12, "T4": 65e12,
+}  # fmt: skip
+"""Dense bf16 (or fp16 where there is no bf16) FLOP/s of the matrix units, by the vendors' data sheets."""
+
+TOKENS_PER_WORD = 1.4
+"""The tokens of an English word under a tokenizer of 16k tokens: assumed until the data is prepared."""
+SHARE_OF_PRODUCTS = 0.3
+"""What training reaches of the speed of large matrix products; small models on many cores reach less."""
+TRAINING_FLOPS = 3
+"""Forward and backward pass, in forward passes."""
+
+
+class SpeedMeter:
+    """Tokens per second since the last reading, and the share of the hardware's peak that this is."""
+
+    def __init__(self, flops_per_token: int, device: torch.device, processes: int):
+        self.training_flops = TRAINING_FLOPS * flops_per_token
+        self.peak = peak_flops(device)
+        self.processes = processes
+        self.seconds = self.cores = 0.0
+        """How long the last reading took, and the CPU time of this process in each of its seconds."""
+        self.pause(0)
+
+    def read(self, tokens: int) -> dict[str, Any]:
+        """The speed since the last call; `tokens` is the total so far."""
+        self.seconds = max(time.perf_counter() - self.since, 1e-9)
+        self.cores = (time.process_time() - self.cpu) / self.seconds
+        rate = (tokens - self.tokens) / self.seconds
+        self.pause(tokens)
+        facts: dict[str, Any] = {"tokens_per_second": round(rate, 1)}
+        if self.peak is not None:
+            facts["utilisation"] = round(rate * self.training_flops / (self.peak * self.processes), 4)
+        return facts
+
+    def pause(self, tokens: int) -> None:
+        """Restart the measurement after work that is not training."""
+        self.since, self.cpu, self.tokens = time.perf_counter(), time.process_time(), tokens
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The peak of the device, if it is known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for key, peak in PEAK_BF16.items() if key in name), None)
+
+
+def progress_note(record: dict[str, Any]) -> str:
+    """The text beside the progress bar."""
+    parts = [f"loss {record['loss']:.3f}", f"{count(float(record['tokens_per_second']))} tokens/s"]
+    if "utilisation" in record:
+        parts.append(f"MFU {record['utilisation']:.0%}")
+    return "  ".join(parts)
+
+
+def training_seconds(tokens: int, flops_per_token: int, flops_per_second: float) -> float:
+    """Within a factor of about two; `flops_per_token` is of a forward pass."""
+    return TRAINING_FLOPS * tokens * flops_per_token / flops_per_second
+
+
+def tokens_of(budget: Amount, tokens_per_step: int, tokens_per_word: float = TOKENS_PER_WORD) -> int:
+    """The tokens of an amount in any unit."""
+    return round(budget.count * {"steps": tokens_per_step, "words": tokens_per_word, "tokens": 1}[budget.unit])
+
+
+def training_speed() -> float:
+    """FLOPs per second that training is expected to reach on the device that `auto` chooses."""
+    return SHARE_OF_PRODUCTS * _product_speed(choose_device("auto"))
+
+
+def _product_speed(device: str, size: int = 1024, repeats: int = 3) -> float:
+    """FLOPs per second of a large matrix product, the best of a few, in the type that training uses there."""
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    matrix = torch.randn(size, size, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(repeats + 1):  # the first also starts the library
+        start = time.perf_counter()
+        float((matrix @ matrix)[0, 0])  # waits for a GPU
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
