@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from braidlm.cli.settings import add_switches, number, options_of
-from braidlm.core.console import say, show, show_json, table
+from braidlm.core.console import say, show, show_json
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Count, CountOrZero, Layers, Length, Probability, Seed, Temperature
 
@@ -92,6 +92,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _generate(args: argparse.Namespace) -> None:
     """Print texts: the first as it is generated, the others when it is complete."""
+    from braidlm.core.report.report import Table
+    from braidlm.core.report.text import show_report
     from braidlm.serving.generate import generate
 
     prompts = [_standard_input() if prompt == STANDARD_INPUT else prompt for prompt in args.prompt]
@@ -119,7 +121,7 @@ def _generate(args: argparse.Namespace) -> None:
         if text.next:
             rows = [(repr(token.text), token.id, f"{token.probability:.1%}") for token in text.next]
             show("")
-            table(("token", "id", "probability"), rows, title=f"after {text.prompt[-40:]!r}")
+            show_report(Table(("token", "id", "probability"), rows, title=f"after {text.prompt[-40:]!r}"))
     reasons = {text.stopped for text in result.texts}
     if "limit" in reasons:
         say("(stopped at the longest text this model can read)")

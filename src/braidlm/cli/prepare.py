@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
 from braidlm.cli.settings import add_settings, number, options_of
-from braidlm.core.console import say, show_json, table
+from braidlm.core.console import say, show_json
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, Positive, VocabularySize, Workers
 
@@ -99,6 +99,9 @@ def _facts(data: "PackedData") -> dict[str, Any]:
 
 
 def _show(data: "PackedData") -> None:
+    from braidlm.core.report.report import Table
+    from braidlm.core.report.text import show_report
+
     facts = data.manifest
     rows = [
         ("documents", f"{facts.documents:,}"),
@@ -111,4 +114,4 @@ def _show(data: "PackedData") -> None:
     ]
     if facts.targets is not None:
         rows.insert(4, ("answers", f"{facts.targets.tokens:,} of the tokens, {facts.targets.bytes:,} bytes"))
-    table((facts.name, ""), rows)
+    show_report(Table((facts.name, ""), rows))

@@ -17,24 +17,6 @@ from braidlm.data.loading.streams import TokenStream, random_integer, random_per
 from braidlm.model.config.ranges import Count
 from braidlm.model.config.registry import Registry
 
-
-def document_rows(bounds: np.ndarray, length: int) -> np.ndarray:
-    """Where rows of at most `length` tokens begin, for documents between `bounds` [documents + 1], in their order.
-
-    A row ends where the next begins. A document that is longer than a row is cut into pieces of `length` tokens.
-    """
-    sizes = np.diff(bounds)
-    pieces = np.maximum(-(-sizes // length), 1)
-    within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    edges = np.append(np.repeat(bounds[:-1], pieces) + within * length, bounds[-1])
-    furthest = (np.searchsorted(edges, edges + length, side="right") - 1).tolist()
-    rows, edge = [], 0
-    while edge < len(edges) - 1:
-        rows.append(edge)
-        edge = furthest[edge]
-    return np.asarray(edges[rows])
-
-
 chunkings = Registry("chunking")
 
 _TOKENS_PER_BLOCK = 1 << 20
@@ -250,3 +232,20 @@ def _coprime_step(size: int) -> int:
     while gcd(step, size) != 1:
         step += 1
     return step
+
+
+def document_rows(bounds: np.ndarray, length: int) -> np.ndarray:
+    """Where rows of at most `length` tokens begin, for documents between `bounds` [documents + 1], in their order.
+
+    A row ends where the next begins. A document that is longer than a row is cut into pieces of `length` tokens.
+    """
+    sizes = np.diff(bounds)
+    pieces = np.maximum(-(-sizes // length), 1)
+    within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    edges = np.append(np.repeat(bounds[:-1], pieces) + within * length, bounds[-1])
+    furthest = (np.searchsorted(edges, edges + length, side="right") - 1).tolist()
+    rows, edge = [], 0
+    while edge < len(edges) - 1:
+        rows.append(edge)
+        edge = furthest[edge]
+    return np.asarray(edges[rows])

@@ -1,4 +1,8 @@
-"""In which order documents are read: shuffled, or by a score of each, from the lowest to the highest (a curriculum)."""
+"""In which order documents are read: shuffled, or by a score of each, from the lowest to the highest (a curriculum).
+
+A pacing says how the training goes through that order: part by part, or from a pool that grows. It depends only on
+progress and on the part before, so that a run that is resumed reads what it would have read.
+"""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +20,9 @@ from braidlm.model.config.ranges import Probability, Range
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf, decode
 
-pacings = Registry("pacing")
+orders, pacings = Registry("order"), Registry("pacing")
+_TOKENS_PER_BLOCK = 1 << 22
+"""How many tokens are scored at a time."""
 
 Parts = Annotated[int, Range(at_least=1, at_most=1000)]
 
@@ -35,11 +41,11 @@ class Pacing:
 
     def part_at(self, part: int, progress: float) -> int:
         """The part that a batch at this progress of the training is drawn from, after one from `part`."""
-        raise NotImplementedError("abstract: each pacing has its own rule")
+        return part
 
     def part_after(self, part: int) -> int:
         """The part that follows when all of `part` was read."""
-        raise NotImplementedError("abstract: each pacing has its own rule")
+        return part
 
 
 @pacings.register("sorted")
@@ -54,9 +60,6 @@ class SortedPacing(Pacing):
     def parts(self) -> list[tuple[float, float]]:
         count = self.config.buckets
         return [(bucket / count, (bucket + 1) / count) for bucket in range(count)]
-
-    def part_at(self, part: int, progress: float) -> int:
-        return part
 
     def part_after(self, part: int) -> int:
         return (part + 1) % int(self.config.buckets)
@@ -91,9 +94,6 @@ class GrowingPool(Pacing):
         # Rounding must not hide a level that is reached exactly.
         return max(part, min(int(due * levels + 1e-9), levels))
 
-    def part_after(self, part: int) -> int:
-        return part
-
     def share(self, grown: float) -> float:
         """The share of the text in the pool, from `start` at 0 to everything at 1."""
         raise NotImplementedError("abstract: each pool has its own curve")
@@ -113,12 +113,6 @@ class RootPool(GrowingPool):
 
     def share(self, grown: float) -> float:
         return math.sqrt(self.config.start**2 + (1 - self.config.start**2) * grown)
-
-
-orders = Registry("order")
-
-_TOKENS_PER_BLOCK = 1 << 22
-"""How many tokens are scored at a time."""
 
 
 @dataclass
@@ -202,11 +196,12 @@ class ByField(Order):
         options: ReadOptions = decode(ReadOptions, origin["reading"])
         numbers: list[float] = []
         for shard in plan_shards(origin["sources"], options).shards:
-            if not issubclass(FORMATS[shard.kind], RowFormat):
+            with_fields = [kind for kind in FORMATS if issubclass(FORMATS[kind], RowFormat)]
+            if shard.kind not in with_fields:
                 raise BraidError(
                     f"documents of this source have no fields, and the order is by the field '{name}'",
                     f"{where} ({shard.source})",
-                    f"Give it as one of {', '.join(_with_fields())}, or choose another data.order.",
+                    f"Give it as one of {', '.join(with_fields)}, or choose another data.order.",
                 )
             fields = read_documents(shard, replace(options, fields=(name,), answer=None))
             for text, number in zip(read_documents(shard, options), fields, strict=True):
@@ -219,10 +214,6 @@ class ByField(Order):
                 "Prepare it again, all of it.",
             )
         return np.array(numbers)[stream.chosen]
-
-
-def _with_fields() -> list[str]:
-    return [kind for kind in FORMATS if issubclass(FORMATS[kind], RowFormat)]
 
 
 def _number(text: str, name: str, source: str, before: int) -> float:

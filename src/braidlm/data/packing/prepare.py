@@ -34,6 +34,9 @@ from braidlm.data.tokenizing.tokenizer import SpaceBefore
 from braidlm.model.config.ranges import Workers
 from braidlm.model.config.strict import decode
 
+NAMED = re.compile(r"([\w-]+)=(.+)", re.DOTALL)
+"""A source of one of several data sets."""
+
 
 def prepare(
     sources: str | Path | Sequence[str | Path],
@@ -218,9 +221,6 @@ def _report(shards: Sequence[ShardCounts], tokenizer: BraidTokenizer, sources: S
         )
     if tokenizer.eos_id is None:
         warn("the tokenizer has no end-of-text token: documents follow each other without a mark")
-
-
-NAMED = re.compile(r"([\w-]+)=(.+)", re.DOTALL)
 
 
 def named_sources(sources: Sequence[str]) -> dict[str, list[str]] | None:

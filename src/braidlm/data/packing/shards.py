@@ -16,8 +16,8 @@ from braidlm.core.reading import read_json
 from braidlm.data.packing.packed_data import token_dtype
 from braidlm.data.sources.format import Piece, by_document, from_first_word
 from braidlm.data.tokenizing.cutting import Cutter
-from braidlm.data.tokenizing.tokenizer import AddedSpaces, BraidTokenizer
-from braidlm.data.tokenizing.words import TextBatch
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.data.tokenizing.words import AddedSpaces, TextBatch
 from braidlm.model.config.ranges import CountOrZero
 from braidlm.model.config.strict import decode
 

@@ -1,7 +1,7 @@
-"""Processes that pack shards.
+"""Processes that pack shards, and the folder of unfinished work, which the same command continues.
 
-Each is a fresh `python -m braidlm.data.packing.workers FOLDER` that reads shard indices and answers each with a line of
-JSON, so that packing works from scripts, notebooks, tests and `python -c` alike.
+A process is a fresh `python -m braidlm.data.packing.workers FOLDER` that reads shard indices and answers each with a
+line of JSON, so that packing works from scripts, notebooks, tests and `python -c` alike.
 """
 
 import contextlib
@@ -27,69 +27,8 @@ from braidlm.data.packing.shards import Packer, ShardCounts, pack_shard
 from braidlm.data.sources.plan import ReadOptions, Shard, place_of, read_pieces
 from braidlm.data.tokenizing.build import load_tokenizer
 
-KEY, LOCK = "key", "lock"
-
-
-@contextlib.contextmanager
-def work_folder(out: Path, key: str, wait: bool = False) -> Iterator[Path]:
-    """`OUT.part`, with the work of an earlier run of the same key; removed when the block succeeds.
-
-    It is removed too after a user's error if it contains no finished shard yet. Where another process is at work in
-    it, `wait` waits for that one to end; otherwise it is an error.
-    """
-    folder = out.with_name(out.name + ".part")
-    with _locked(folder, wait):
-        if not (folder / KEY).is_file() or (folder / KEY).read_bytes() != key.encode():
-            _clear(folder)
-            write_text(folder / KEY, key)
-        try:
-            yield folder
-        except BraidError:
-            if not any(folder.glob("shards/*.json")):
-                _remove(folder)
-            raise
-        _remove(folder)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, wait: bool) -> Iterator[None]:
-    """Make the folder and hold its lock; the process that held it before may remove it at any moment until then."""
-    while True:
-        make_folder(folder)
-        path = folder / LOCK
-        try:
-            lock = open(path, "w")  # noqa: SIM115
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and not path.is_symlink():
-                continue
-            raise system_error(error, path) from error
-        with lock:
-            if wait:
-                lock_or_wait(lock.fileno(), folder)
-            else:
-                lock_or_refuse(lock.fileno(), folder, "prepare", "`--out`")
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
-                yield
-                return
-
-
-def _remove(folder: Path) -> None:
-    """Remove the folder, and last its lock; it stays if another process locks it anew at this moment."""
-    _clear(folder)
-    (folder / LOCK).unlink()
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def _clear(folder: Path) -> None:
-    for item in folder.iterdir():
-        if item.is_dir() and not item.is_symlink():
-            shutil.rmtree(item)
-        elif item.name != LOCK:
-            item.unlink()
-
-
-JOB = "job.json"
+KEY, LOCK, JOB = "key", "lock", "job.json"
+"""Files of the folder of unfinished work."""
 
 
 @dataclass
@@ -224,6 +163,65 @@ def _crash_error(process: "subprocess.Popen[str]") -> dict[str, Any]:
         "Finished shards are kept: run the same command again to continue, with fewer `--workers` if memory is short."
     )
     return {"error": ["a packing process ended unexpectedly", reason, todo]}
+
+
+@contextlib.contextmanager
+def work_folder(out: Path, key: str, wait: bool = False) -> Iterator[Path]:
+    """`OUT.part`, with the work of an earlier run of the same key; removed when the block succeeds.
+
+    It is removed too after a user's error if it contains no finished shard yet. Where another process is at work in
+    it, `wait` waits for that one to end; otherwise it is an error.
+    """
+    folder = out.with_name(out.name + ".part")
+    with _locked(folder, wait):
+        if not (folder / KEY).is_file() or (folder / KEY).read_bytes() != key.encode():
+            _clear(folder)
+            write_text(folder / KEY, key)
+        try:
+            yield folder
+        except BraidError:
+            if not any(folder.glob("shards/*.json")):
+                _remove(folder)
+            raise
+        _remove(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, wait: bool) -> Iterator[None]:
+    """Make the folder and hold its lock; the process that held it before may remove it at any moment until then."""
+    while True:
+        make_folder(folder)
+        path = folder / LOCK
+        try:
+            lock = open(path, "w")  # noqa: SIM115
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not path.is_symlink():
+                continue
+            raise system_error(error, path) from error
+        with lock:
+            if wait:
+                lock_or_wait(lock.fileno(), folder)
+            else:
+                lock_or_refuse(lock.fileno(), folder, "prepare", "`--out`")
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+                yield
+                return
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder, and last its lock; it stays if another process locks it anew at this moment."""
+    _clear(folder)
+    (folder / LOCK).unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _clear(folder: Path) -> None:
+    for item in folder.iterdir():
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item)
+        elif item.name != LOCK:
+            item.unlink()
 
 
 @contextlib.contextmanager

@@ -15,6 +15,12 @@ from braidlm.core.errors import BraidError
 from braidlm.core.reading import explained_system_errors, system_error
 from braidlm.data.sources.format import MAX_BLANK, ReadOptions, Shard, missing_package, too_much_blank
 
+NextStart = Callable[[BinaryIO, int, int], int]
+"""`next_start(file, at, size)` is the position of the first document that starts at or after `at`."""
+BLOCK = 1 << 20
+"""The most bytes of a line that are read at once."""
+ONE_BYTE_NEWLINES = ("utf-8", "utf8", "ascii", "latin", "iso-8859", "iso8859", "cp125", "windows-125", "koi8")
+"""Encodings in which a newline byte is always a newline, so that a file can be divided without being decoded."""
 BUFFER = 1 << 18
 ZSTD_INPUT = 1 << 12
 """Compressed bytes unpacked at a time: the library returns all that they hold, at worst 30,000 times as many."""
@@ -82,14 +88,6 @@ def decompressed(raw: BinaryIO, path: Path | str) -> BinaryIO:
     reader = _READERS.get(Path(path).suffix.lower())
     # The buffer finds lines in C, which the readers do in Python.
     return raw if reader is None else cast(BinaryIO, io.BufferedReader(reader(raw), BUFFER))
-
-
-NextStart = Callable[[BinaryIO, int, int], int]
-"""`next_start(file, at, size)` is the position of the first document that starts at or after `at`."""
-BLOCK = 1 << 20
-"""The most bytes of a line that are read at once."""
-ONE_BYTE_NEWLINES = ("utf-8", "utf8", "ascii", "latin", "iso-8859", "iso8859", "cp125", "windows-125", "koi8")
-"""Encodings in which a newline byte is always a newline, so that a file can be divided without being decoded."""
 
 
 def extension(path: Path | str) -> str:

@@ -17,10 +17,8 @@ Separator = str | dict[str, str]
 """`blank` (lines), `lines`, `file` or any other text; or these by patterns of file names, of which the first counts."""
 MAX_ROW_BYTES = 32_000_000
 """A row with fields is held in memory as a whole; a text file may have documents of any length."""
-
 MAX_BLANK = 1 << 26
 """White space of which nobody knows yet whether it is part of a text; more than this is refused, not held."""
-
 QUESTION, ANSWER = "{question}", "{answer}"
 TEMPLATE = f"Question: {QUESTION}\nAnswer: {ANSWER}"
 """A question with its answer as plain text."""
@@ -258,10 +256,7 @@ def _unknown(name: str, known: Any, where: str, step: str | None = None) -> Brai
 
 
 def _text_of(row: Mapping[str, Any], name: str, options: ReadOptions, where: str) -> str:
-    return _as_text(_field(row, name, where), name, options, where)
-
-
-def _as_text(value: Any, name: str, options: ReadOptions, where: str) -> str:
+    value = _field(row, name, where)
     if value is None:
         return ""
     if isinstance(value, str):

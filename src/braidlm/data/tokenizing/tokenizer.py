@@ -12,45 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from tokenizers import Tokenizer, processors
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import write_json, write_text
 
 SpaceBefore = Literal["nothing", "texts", "lines"]
-"""What a space is put before: texts that have none, or these and every further line."""
+"""What a tokenizer puts a space before, so that a first word is the token that it is elsewhere: texts that have none,
+or these and every further line."""
 BETWEEN_LINES = ("\n", "\n ")
 """The end of a line, and what the normalizer makes of it; decoding turns it back. A line that begins with spaces gets
 one more, so that none is lost."""
-
-
-def space_before(definition: dict[str, Any]) -> SpaceBefore:
-    """What a tokenizer puts a space before, by its definition."""
-    split = definition.get("pre_tokenizer", {})
-    if split.get("type") != "ByteLevel" or "add_prefix_space" not in split:
-        return "nothing"
-    line, spaced = BETWEEN_LINES
-    between = {"type": "Replace", "pattern": {"String": line}, "content": spaced}
-    return "lines" if definition.get("normalizer") == between else "texts"
-
-
-class AddedSpaces:
-    """Counts the bytes of tokens that are spaces between lines, added by a tokenizer."""
-
-    def __init__(self, token_bytes: list[bytes | None]):
-        line, spaced = (text.encode() for text in BETWEEN_LINES)
-        spelled = [token or b"" for token in token_bytes]
-        self.within = np.array([token.count(spaced) for token in spelled])
-        self.ends_line = np.array([token.endswith(line) for token in spelled])
-        self.begins_with_space = np.array([token.startswith(b" ") for token in spelled])
-
-    def of(self, ids: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """The added spaces of each token; `first` are the indices of tokens that begin texts."""
-        after_line = np.roll(self.ends_line[ids], 1)
-        after_line[first] = False
-        added: np.ndarray = self.within[ids] + (after_line & self.begins_with_space[ids])
-        return added
 
 
 ROLES = ("eos", "bos", "pad", "unk", "mask")
@@ -136,7 +108,12 @@ class BraidTokenizer:
     @property
     def space_before(self) -> SpaceBefore:
         """What the tokenizer puts a space before."""
-        return space_before(self.definition)
+        split = self.definition.get("pre_tokenizer", {})
+        if split.get("type") != "ByteLevel" or "add_prefix_space" not in split:
+            return "nothing"
+        line, spaced = BETWEEN_LINES
+        between = {"type": "Replace", "pattern": {"String": line}, "content": spaced}
+        return "lines" if self.definition.get("normalizer") == between else "texts"
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from braidlm.core.errors import BraidError
+from braidlm.data.tokenizing.tokenizer import BETWEEN_LINES
 
 _LAST_SPACE = 0x3000
 _IS_SPACE = np.array([chr(point).isspace() for point in range(_LAST_SPACE + 1)] + [False])
@@ -78,3 +79,21 @@ def _count(positions: np.ndarray, starts: np.ndarray) -> np.ndarray:
             todo="It leaves most of this text unknown: choose another (`--tokenizer bpe` trains one on it).",
         )
     return counts.astype(np.uint8)
+
+
+class AddedSpaces:
+    """Counts the bytes of tokens that are spaces between lines, added by a tokenizer."""
+
+    def __init__(self, token_bytes: list[bytes | None]):
+        line, spaced = (text.encode() for text in BETWEEN_LINES)
+        spelled = [token or b"" for token in token_bytes]
+        self.within = np.array([token.count(spaced) for token in spelled])
+        self.ends_line = np.array([token.endswith(line) for token in spelled])
+        self.begins_with_space = np.array([token.startswith(b" ") for token in spelled])
+
+    def of(self, ids: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """The added spaces of each token; `first` are the indices of tokens that begin texts."""
+        after_line = np.roll(self.ends_line[ids], 1)
+        after_line[first] = False
+        added: np.ndarray = self.within[ids] + (after_line & self.begins_with_space[ids])
+        return added
