@@ -95,15 +95,22 @@ def test_files_and_going_on(root: Path, tmp_path: Path, monkeypatch: pytest.Monk
     pytest.importorskip("matplotlib")
     out, pruning = tmp_path / "curve", options(root, thresholds=(0.0, 0.6))
     scored: list[str] = []
-    load, interrupted = curve.PrunedModel.load, [True]
+    pruned, interrupted = curve._pruned, [True]
 
-    def load_and_count(model: curve.PrunedModel, device: str) -> Any:
-        if scored and interrupted:
-            raise KeyboardInterrupt
-        scored.append(model.name)
-        return load(model, device)
+    def counted(source: Any, name: str, plan: Any) -> Any:
+        model = pruned(source, name, plan)
+        load = model.loader
 
-    monkeypatch.setattr(curve.PrunedModel, "load", load_and_count)
+        def load_and_count(device: Any) -> Any:
+            if scored and interrupted:
+                raise KeyboardInterrupt
+            scored.append(name)
+            return load(device)
+
+        model.loader = load_and_count
+        return model
+
+    monkeypatch.setattr(curve, "_pruned", counted)
     with pytest.raises(KeyboardInterrupt):
         curves_of(root, ["one"], pruning, out)
     interrupted.clear()
