@@ -83,11 +83,12 @@ def evaluate(
         check_out(out, "braid eval", "results.json", CACHE, draws=all_checkpoints)
     options = {"all_checkpoints": all_checkpoints, "paths": paths, "without": without}
     folders = models() if callable(models) else open_to_score(models, **options)
-    check_runs([task.name for task in opened if task.name in TASKS], folders)
+    run_tasks = {task.name: task.data for task in opened if isinstance(task.data, RunTask)}
+    if run_tasks:
+        check_runs(next(iter(run_tasks)), folders)
     cache = None if out is None else ResultCache(Path(out))
     results = [_model_results(folder, opened, settings, cache, device, dtype) for folder in folders]
     evaluation = Evaluation(results, {task.name: task.facts(settings) for task in opened}, dtype, versions())
-    run_tasks = {task.name: task.data for task in opened if isinstance(task.data, RunTask)}
     for run, checkpoints in evaluation.runs.items() if run_tasks else ():
         evaluation.over_runs[run] = {name: data.score_run(name, checkpoints) for name, data in run_tasks.items()}
     evaluation.verdicts = compare_best(evaluation.models)
@@ -134,7 +135,7 @@ class _OpenedTask:
 
 @runtime_checkable
 class RunTask(Protocol):
-    """Open data of a task with `scores_runs = True`, which scores a run over all of its checkpoints.
+    """Open data of a task that scores a run over all of its checkpoints.
 
     The results of `evaluate` are cached as any others are, so that a run that goes on is scored again without measuring
     its older checkpoints twice.
@@ -232,21 +233,16 @@ def _evaluate_task(folder: OpenedModel, task: _OpenedTask, model: EvaluatedModel
             raise BraidError(error.what, f"{folder.folder}, {task.name}", error.todo) from error
 
 
-def check_runs(tasks: Sequence[str], folders: Sequence[OpenedModel]) -> None:
-    """Refuse tasks of runs for single models, and for runs with too few checkpoints or unknown amounts of training."""
-    run_tasks = [name for name in tasks if TASKS[name].scores_runs]
-    if not run_tasks:
-        return
+def check_runs(task: str, folders: Sequence[OpenedModel]) -> None:
+    """Refuse a task of runs for single models, and for runs with too few checkpoints or unknown amounts of training."""
     if any(folder.run is None for folder in folders):
         raise BraidError(
-            f"'{run_tasks[0]}' judges a run by all of its checkpoints",
+            f"'{task}' judges a run by all of its checkpoints",
             todo="Give run folders, or folders of checkpoints, and --all-checkpoints (all_checkpoints=True).",
         )
     for run, count in Counter(folder.run for folder in folders).items():
         if count < MIN_CHECKPOINTS:
-            raise BraidError(
-                f"'{run_tasks[0]}' needs {MIN_CHECKPOINTS} checkpoints or more, and there are {count}", run
-            )
+            raise BraidError(f"'{task}' needs {MIN_CHECKPOINTS} checkpoints or more, and there are {count}", run)
     for folder in folders:
         if not folder.words:
             raise BraidError(

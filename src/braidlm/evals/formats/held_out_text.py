@@ -8,7 +8,6 @@ documents. A packed data set is a stream of its own; the files of a folder are o
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,36 +50,25 @@ class EncodedDocument(NamedTuple):
     """How many of the first are read and not scored."""
 
 
-class DocumentStream(ABC):
-    """Documents one after another."""
-
-    parts: list[str]
-    """The file or data set of each document."""
-    bytes: np.ndarray
-    """[documents], of what is scored of their text in UTF-8."""
-
-    has_prompts: bool
-    """Whether documents begin with a prompt, which is read and not scored."""
-
-    @abstractmethod
-    def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[EncodedDocument]:
-        """The tokens of each document, ended by `eos`."""
-
-
-class TextDocuments(DocumentStream):
+class TextDocuments:
     """Documents as text, each in one piece."""
 
     def __init__(self, documents: Sequence[Piece], parts: list[str]):
-        self.documents, self.parts = documents, parts
+        self.documents = documents
+        self.parts = parts
+        """The file or data set of each document."""
         self.bytes = np.array([len(text[prompt:].encode()) for text, _, prompt in documents])
+        """[documents], of what is scored of their text in UTF-8."""
         self.has_prompts = any(document.prompt for document in documents)
+        """Whether documents begin with a prompt, which is read and not scored."""
 
     def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[EncodedDocument]:
+        """The tokens of each document, ended by `eos`."""
         packer = Packer(tokenizer)
         return [_encoded(document, packer, eos) for document in self.documents]
 
 
-class PackedDocuments(DocumentStream):
+class PackedDocuments:
     """Documents of a packed data set: its own tokens for models with its tokenizer, else their text."""
 
     def __init__(self, data: PackedData, held_out: float | None, half: Half | None = None):
@@ -126,6 +114,9 @@ class PackedDocuments(DocumentStream):
                 "`braid prepare SOURCE --tokenizer MODEL --out DIR`.",
             )
         return [Piece(text, True) for text in texts]
+
+
+DocumentStream = TextDocuments | PackedDocuments
 
 
 def _encoded(document: Piece, packer: Packer, eos: int) -> EncodedDocument:

@@ -37,18 +37,12 @@ _CALLS = """
     semop 65 193, semctl 66 191, semtimedop 220 192, mq_open 240 180, mq_unlink 241 181
 """
 """Forbidden calls: the name, and the number on x86_64 and on aarch64, which may not have the call."""
-_UNKNOWN: dict[str, tuple[int, int]] = {
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "io_setup": (206, 0),
-    "clone3": (435, 435),
-    "openat2": (437, 437),
-}
+_UNKNOWN = """
+    memfd_create 319 279, memfd_secret 447 447, io_uring_setup 425 425, io_uring_enter 426 426,
+    io_uring_register 427 427, io_setup 206 0, clone3 435 435, openat2 437 437
+"""
 """Reported as not implemented, so that programs use another: for clone3 and openat2 one whose flags can be seen."""
-_OWN_PROCESS_ONLY: dict[str, tuple[int, int]] = {"kill": (62, 129), "tgkill": (234, 131), "tkill": (200, 130)}
+_OWN_PROCESS_ONLY = "kill 62 129, tgkill 234 131, tkill 200 130"
 _LIMITS, _PAIR, _CLONE = (302, 261), (53, 199), (56, 220)
 _OPEN, _OPEN_AT, _FILE_CONTROL, _DEVICE_CONTROL = (2, None), (257, 56), (72, 25), (16, 29)
 _FORKS: tuple[tuple[int, ...], tuple[int, ...]] = ((57, 58), ())
@@ -90,13 +84,11 @@ def build(machine: str, may_fork: bool, pid: int) -> bytes:
     code = [_op(_LOAD, _ARCHITECTURE_AT), _op(_EQUAL, _ARCHITECTURE[machine], 1, 0), _op(_RETURN, _KILL)]
     code.append(_op(_LOAD, _NUMBER_AT))
     code += [_op(_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _deny(errno.ENOSYS)]
-    for call in _CALLS.split(","):
-        if (text := call.split()[1 + which]) != "-":
-            code += _when(int(text), [_deny()])
-    for numbers in _UNKNOWN.values():
-        code += _when(numbers[which], [_deny(errno.ENOSYS)])
-    for numbers in _OWN_PROCESS_ONLY.values():
-        code += _when(numbers[which], [_argument(0), _op(_EQUAL, pid, 0, 1), _op(_RETURN, _ALLOW), _deny()])
+    own_process = [_argument(0), _op(_EQUAL, pid, 0, 1), _op(_RETURN, _ALLOW), _deny()]
+    for calls, block in ((_CALLS, [_deny()]), (_UNKNOWN, [_deny(errno.ENOSYS)]), (_OWN_PROCESS_ONLY, own_process)):
+        for call in calls.split(","):
+            if (number := call.split()[1 + which]) != "-":
+                code += _when(int(number), block)
     mine = [_argument(0), _op(_EQUAL, 0, 1, 0), _op(_EQUAL, pid, 0, 1), _op(_RETURN, _ALLOW), _deny()]
     code += _when(_LIMITS[which], mine)
     stream = [_argument(1), _op(_AND, 0xF), _op(_EQUAL, _STREAM, 0, 1), _op(_RETURN, _ALLOW), _deny()]
@@ -105,8 +97,8 @@ def build(machine: str, may_fork: bool, pid: int) -> bytes:
     clone = [_argument(0), _op(_ANY_BIT, _NAMESPACES, 0, 1), _deny()]
     if not may_fork:
         clone += [_op(_ANY_BIT, _THREAD, 1, 0), _deny()]
-        for number in _FORKS[which]:
-            code += _when(number, [_deny()])
+        for fork in _FORKS[which]:
+            code += _when(fork, [_deny()])
     code += _when(_CLONE[which], [*clone, _op(_RETURN, _ALLOW)])
     code.append(_op(_RETURN, _ALLOW))
     return b"".join(code)

@@ -25,12 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _MountAttributes(ctypes.Structure):
-    _fields_ = [
-        ("set", ctypes.c_uint64),
-        ("clear", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("users", ctypes.c_uint64),
-    ]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "users")]
 
 
 def checked(result: int, what: str) -> int:
@@ -130,11 +125,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
         rules.scopes, size = 3, 24  # no abstract sockets and no signals to processes outside
     arguments = (ctypes.byref(rules), ctypes.c_size_t(size), ctypes.c_uint(0))
     handle = system_call(_CREATE, *arguments, what="a Landlock rule set")
-    for paths, allowed in (
-        (readable, READ),
-        (writable, everything),
-        (devices, READ_FILE | WRITE_FILE),
-    ):
+    for paths, allowed in ((readable, READ), (writable, everything), (devices, READ_FILE | WRITE_FILE)):
         for path in paths:
             if os.path.exists(path):
                 _allow(handle, path, allowed & everything)

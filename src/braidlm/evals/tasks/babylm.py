@@ -249,5 +249,4 @@ class AgeOfAcquisition(Task):
     licence = f"{LICENCE}; of the children's data see wordbank.stanford.edu"
     metric = "Pearson's correlation with children's ages, x 100; of a checkpoint mean surprisal"
     babylm = ("full_eval/aoa", "full_eval/cdi_childes")
-    scores_runs = True
     open = staticmethod(read_acquisition)

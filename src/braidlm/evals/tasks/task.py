@@ -92,8 +92,6 @@ class Task(ABC):
     """The data set for `hub:`, if the task can read it from the Hub."""
     uses: tuple[str, ...] = ()
     """The fields of `Settings` that its score depends on."""
-    scores_runs = False
-    """Whether it scores whole runs, over all checkpoints (`RunTask` in `evaluate.py`)."""
     version = 1
     """Raised when the same model and data would give another score: results cached before no longer count."""
 
