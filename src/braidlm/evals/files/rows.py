@@ -1,7 +1,13 @@
-"""The files of a data set in memory, plain or compressed with gzip, with a hash over all of them."""
+"""The files of a data set in memory, with a hash over all of them, and the rows of JSONL files and tables.
 
+Files may be compressed with gzip, or in a password-protected archive. Each row knows its file and line number, so that
+errors can name them.
+"""
+
+import csv
 import gzip
 import hashlib
+import io
 import json
 import math
 import zipfile
@@ -80,7 +86,7 @@ class Row:
     """The file's name without its extension."""
     where: str
     """File and line number."""
-    example: str
+    example: str | None = None
     """An example of a line, for error messages."""
 
     def text(self, key: str) -> str:
@@ -133,7 +139,7 @@ class Row:
 
     def error(self, what: str) -> BraidError:
         """An error about this row."""
-        return BraidError(what, self.where, f"A line is {self.example}.")
+        return BraidError(what, self.where, self.example and f"A line is {self.example}.")
 
 
 @dataclass(frozen=True)
@@ -150,11 +156,7 @@ class Rows:
 
 def rows_of(files: Sequence[TextFile], path: Path | str, example: str) -> Rows:
     """Parse every line as an object."""
-    rows = [
-        Row(fields, file.stem, where, example)
-        for file in files
-        for fields, where in json_lines(file, f"A line is {example}.")
-    ]
+    rows = [row for file in files for row in json_rows(file, example)]
     if not rows:
         raise BraidError("the files are empty", str(path))
     return Rows(rows, sha256_of_files(files))
@@ -165,14 +167,42 @@ def short(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)[:40]
 
 
-def json_lines(file: TextFile, todo: str | None = None) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects of a JSONL file, each with its file and line number; `todo` is for errors."""
+def json_rows(file: TextFile, example: str | None = None) -> Iterator[Row]:
+    """The objects of a JSONL file."""
     # Only a newline ends a line: other line separators of Unicode may occur within a sentence.
     for number, line in enumerate(file.text.replace("\r\n", "\n").split("\n"), 1):
-        if not line.strip():
+        if line.strip():
+            row = Row({}, file.stem, f"{file.where}, line {number}", example)
+            yield replace(row, fields=parse_row(line, row.where, row.error("").todo))
+
+
+def table_rows(file: TextFile, columns: Sequence[str] | None = None, example: str | None = None) -> Iterator[Row]:
+    """The rows of a table: tab-separated (`.tsv`), where quotes have no meaning, or comma-separated.
+
+    The first line names the columns unless `columns` are given; a column with an empty name is not read.
+    """
+    for cells, number in _tab_cells(file.text) if file.name.endswith(".tsv") else _comma_cells(file.text):
+        if not any(cell.strip() for cell in cells):
             continue
-        where = f"{file.where}, line {number}"
-        yield parse_row(line, where, todo), where
+        # Also where columns are given there may be a heading, as in GLUE's own SST-2.
+        if columns is None or {name for name in columns if name} <= {cell.strip() for cell in cells}:
+            columns = tuple(cell.strip() for cell in cells)
+            continue
+        row = Row({}, file.stem, f"{file.where}, line {number}", example)
+        if len(cells) != len(columns):
+            raise row.error(f"this line has {len(cells)} columns, not {len(columns)}")
+        yield replace(row, fields={name: cell for name, cell in zip(columns, cells, strict=True) if name})
+
+
+def _tab_cells(text: str) -> Iterator[tuple[list[str], int]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        yield line.rstrip("\r").split("\t"), number
+
+
+def _comma_cells(text: str) -> Iterator[tuple[list[str], int]]:
+    rows = csv.reader(io.StringIO(text, newline=""))
+    for cells in rows:
+        yield cells, rows.line_num
 
 
 def question_rows(path: Path, example: str) -> Rows:

@@ -3,23 +3,19 @@
 Examples are read from the files of a data set and checked line by line.
 """
 
-import csv
 import hashlib
-import io
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.adapters import check_peft
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.files.rows import files_of, json_lines
+from braidlm.evals.files.rows import Row, files_of, json_rows, table_rows
 from braidlm.evals.finetuning.classifier import encode
 from braidlm.evals.finetuning.data_sets import (
     LABEL_RANGE,
@@ -41,7 +37,6 @@ from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.statistics import check_scipy
 
-Row = Mapping[str, Any]
 LABEL = "label"
 
 
@@ -194,89 +189,46 @@ def _layout(data_set: DataSet, path: Path) -> Files:
 def read_examples(data_set: DataSet, path: Path, files: Files) -> Examples:
     """The examples of one file."""
     texts, labels = [], []
-    for row, where in _rows(path, files.columns):
-        row = {data_set.other_fields.get(name, name): value for name, value in row.items()}
-        texts.append(_texts(data_set, row, where))
-        labels.append(_label(data_set, row, where))
+    (file,) = files_of(path)
+    for row in json_rows(file) if path.suffix == ".jsonl" else table_rows(file, files.columns):
+        row = replace(row, fields={data_set.other_fields.get(name, name): value for name, value in row.fields.items()})
+        texts.append(_texts(data_set, row))
+        labels.append(_label(data_set, row))
     if not texts:
         raise BraidError("there are no examples in this file", str(path))
     return Examples(texts, np.array(labels, dtype=np.float64 if data_set.labels is None else np.int64))
 
 
-def _rows(path: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[Row, str]]:
-    """The rows of a file with the line of each, for errors."""
-    (file,) = files_of(path)
-    return json_lines(file) if path.suffix == ".jsonl" else _table_rows(file.text, path, columns)
-
-
-def _table_rows(text: str, path: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[Row, str]]:
-    """Rows of a table: tab-separated as in GLUE, where quotes have no meaning, or comma-separated."""
-    for cells, number in _tab_cells(text) if path.suffix == ".tsv" else _comma_cells(text):
-        if not any(cell.strip() for cell in cells):
-            continue
-        if columns is None or _is_heading(cells, columns):
-            columns = tuple(cell.strip() for cell in cells)
-            continue
-        where = f"{path}, line {number}"
-        if len(cells) != len(columns):
-            raise BraidError(f"this line has {len(cells)} columns, not {len(columns)}", where)
-        yield {name: cell for name, cell in zip(columns, cells, strict=True) if name}, where
-
-
-def _tab_cells(text: str) -> Iterator[tuple[list[str], int]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        yield line.rstrip("\r").split("\t"), number
-
-
-def _comma_cells(text: str) -> Iterator[tuple[list[str], int]]:
-    rows = csv.reader(io.StringIO(text, newline=""))
-    for cells in rows:
-        yield cells, rows.line_num
-
-
-def _is_heading(cells: list[str], columns: tuple[str, ...]) -> bool:
-    """Whether the first line is a heading although `columns` are given, as in GLUE's own SST-2."""
-    return {name for name in columns if name} <= {cell.strip() for cell in cells}
-
-
-def _texts(data_set: DataSet, row: Row, where: str) -> tuple[str, str | None]:
+def _texts(data_set: DataSet, row: Row) -> tuple[str, str | None]:
     for name in data_set.text_fields:
-        if name not in row:
-            raise BraidError(f"there is no '{name}'.{did_you_mean(name, row).replace('There are', 'It has')}", where)
-        if not isinstance(row[name], str):
-            raise BraidError(f"'{name}' is to be a text, not {json.dumps(row[name])[:40]}", where)
-    first, *second = (template.format_map(row) for template in data_set.texts)
+        if not isinstance(row.value(name), str):
+            raise row.error(f"'{name}' is to be a text, not {json.dumps(row.value(name))[:40]}")
+    first, *second = (template.format_map(row.fields) for template in data_set.texts)
     if not "".join((first, *second)).strip():
-        raise BraidError("there is no text", where)
+        raise row.error("there is no text")
     return first, second[0] if second else None
 
 
-def _label(data_set: DataSet, row: Row, where: str) -> float:
-    if LABEL not in row:
-        raise BraidError(f"there is no '{LABEL}'.{did_you_mean(LABEL, row).replace('There are', 'It has')}", where)
-    value = row[LABEL]
+def _label(data_set: DataSet, row: Row) -> float:
+    value = row.value(LABEL)
     if data_set.labels is None:
-        return _number(data_set, value, where)
+        return _number(data_set, row)
     if isinstance(value, str) and value.strip() in data_set.labels:
         return data_set.labels.index(value.strip())
-    known = {str(number): number for number in range(len(data_set.labels))}
     name = str(int(value)) if isinstance(value, bool) else str(value).strip()
-    if name not in known:
+    if name not in map(str, range(len(data_set.labels))):
         listed = ", ".join(f"{number} ({name})" for number, name in enumerate(data_set.labels))
-        raise BraidError(f"the label {json.dumps(value)[:40]} is none of those of {data_set.name}: {listed}", where)
-    return known[name]
+        raise row.error(f"the label {json.dumps(value)[:40]} is none of those of {data_set.name}: {listed}")
+    return int(name)
 
 
-def _number(data_set: DataSet, value: Any, where: str) -> float:
-    low, high = LABEL_RANGE
+def _number(data_set: DataSet, row: Row) -> float:
+    value, (low, high) = row.value(LABEL), LABEL_RANGE
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = float("nan")
     if not low <= number <= high:
-        raise BraidError(
-            f"the label {json.dumps(value)[:40]} is not a number from {low:g} to {high:g}, "
-            f"as those of {data_set.name} are",
-            where,
-        )
+        label = json.dumps(value)[:40]
+        raise row.error(f"the label {label} is not a number from {low:g} to {high:g}, as those of {data_set.name} are")
     return number

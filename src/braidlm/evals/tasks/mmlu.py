@@ -5,15 +5,13 @@ MMLU-STEM has the subjects whose field is physics, chemistry, biology, computer 
 a nineteenth.
 """
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.rows import Row, Rows, TextFile, files_of, rows_of, sha256_of_files
+from braidlm.evals.files.rows import Row, Rows, TextFile, files_of, rows_of, sha256_of_files, table_rows
 from braidlm.evals.formats.multiple_choice import Question, endings
 from braidlm.evals.tasks.choice import ChoiceTask
 from braidlm.evals.tasks.task import TASKS
@@ -147,17 +145,10 @@ def _rows(files: Sequence[TextFile]) -> list[Row]:
     ]
 
 
-def _csv_rows(file: TextFile) -> list[Row]:
+def _csv_rows(file: TextFile) -> Iterator[Row]:
     """Question, four options, letter: no heading; the subject is the file's name."""
     subject = file.stem.rpartition("_")[0] or file.stem
-    reader = csv.reader(io.StringIO(file.text, newline=""))
-    rows = []
-    for cells in reader:
-        row = Row({}, file.stem, f"{file.where}, line {reader.line_num}", EXAMPLE_CSV)
-        if len(cells) != len(LETTERS) + 2:
-            raise row.error(f"there are {len(cells)} cells, and {len(LETTERS) + 2} are expected")
-        if cells[-1] not in LETTERS:
-            raise row.error(f"the answer is to be one of {', '.join(LETTERS)}, not {cells[-1]!r}")
-        fields = {"question": cells[0], "choices": cells[1:-1], "answer": LETTERS.index(cells[-1]), "subject": subject}
-        rows.append(replace(row, fields=fields))
-    return rows
+    for row in table_rows(file, ("question", *LETTERS, "answer"), EXAMPLE_CSV):
+        answer = row.label("answer", LETTERS)
+        fields = {"choices": [row.fields[letter] for letter in LETTERS], "answer": answer, "subject": subject}
+        yield replace(row, fields={"question": row.fields["question"], **fields})
