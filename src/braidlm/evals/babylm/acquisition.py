@@ -22,8 +22,8 @@ from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.babylm.curves import child_age, model_age
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.files.rows import TextFile, files_of, sha256_of_files
 from braidlm.evals.results import ModelResults, TaskResult
+from braidlm.evals.rows import TextFile, files_of, sha256_of_files
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import requests_for, too_long
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer

@@ -28,9 +28,9 @@ import numpy as np
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.files.rows import files_of, sha256_of_files
 from braidlm.evals.formats.options import TaskItems
 from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.rows import files_of, sha256_of_files
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import BATCH, Request, consecutive_ranges, strip_final_specials, too_long
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer

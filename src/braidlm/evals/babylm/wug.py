@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.files.rows import files_of, rows_of
 from braidlm.evals.formats.options import Item, RankedOptions, predictions_by_set
 from braidlm.evals.results import TaskResult
+from braidlm.evals.rows import files_of, rows_of
 from braidlm.evals.scoring.near_ties import NEAR_TIE, rescored
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.statistics import check_scipy, spearman, spearman_error

@@ -15,7 +15,6 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.adapters import check_peft
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.files.rows import Row, files_of, json_rows, table_rows
 from braidlm.evals.finetuning.classifier import encode
 from braidlm.evals.finetuning.data_sets import (
     LABEL_RANGE,
@@ -34,6 +33,7 @@ from braidlm.evals.finetuning.loop import (
     seeds_for,
 )
 from braidlm.evals.results import TaskResult
+from braidlm.evals.rows import Row, files_of, json_rows, table_rows
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.statistics import check_scipy
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.files.rows import files_of, rows_of
 from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.rows import files_of, rows_of
 from braidlm.evals.scoring.near_ties import resolve_near_ties
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import (

@@ -17,10 +17,9 @@ from braidlm.evals.babylm.acquisition import read_acquisition
 from braidlm.evals.babylm.conventions import COMMAND, LICENCE, SOURCE, babylm_locations
 from braidlm.evals.babylm.reading import read_reading_times
 from braidlm.evals.babylm.wug import read_forms
-from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.rows import Row, files_of, protected_files, rows_of
 from braidlm.evals.formats.options import METRIC, Item, RankedOptions, read_pairs
-from braidlm.evals.tasks.task import TASKS, Task
+from braidlm.evals.rows import Row, files_of, protected_files, rows_of
+from braidlm.evals.tasks.task import TASKS, HubSource, Task
 
 
 class _MinimalPairTask(Task):

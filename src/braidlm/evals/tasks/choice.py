@@ -14,17 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.rows import (
-    Row,
-    Rows,
-    TextFile,
-    files_of,
-    labelled_options,
-    numbered_options,
-    question_rows,
-    sha256_of_files,
-)
 from braidlm.evals.formats.multiple_choice import (
     LastWords,
     Measure,
@@ -34,7 +23,17 @@ from braidlm.evals.formats.multiple_choice import (
     endings,
     metric,
 )
-from braidlm.evals.tasks.task import TASKS, Task
+from braidlm.evals.rows import (
+    Row,
+    Rows,
+    TextFile,
+    files_of,
+    labelled_options,
+    numbered_options,
+    question_rows,
+    sha256_of_files,
+)
+from braidlm.evals.tasks.task import TASKS, HubSource, Task
 
 EXAMPLE = '{"query": "The sky is", "choices": ["blue", "loud"], "gold": 0}'
 PASSAGE_EXAMPLE = '{"text": "She went back for her hat, and there it was: her hat"}'

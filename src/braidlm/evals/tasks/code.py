@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.rows import Row, rows_of, unpacked_files
 from braidlm.evals.formats.code_problems import CodeProblems, Problem
+from braidlm.evals.rows import Row, rows_of, unpacked_files
 from braidlm.evals.sandbox.languages import LANGUAGES, TestedCode
 from braidlm.evals.scoring.requests import contains_any, truncate_at
-from braidlm.evals.tasks.task import TASKS, Task
+from braidlm.evals.tasks.task import TASKS, HubSource, Task
 
 HUMANEVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 MBPP_STOPS = ("[DONE]",)

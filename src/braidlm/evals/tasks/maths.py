@@ -13,8 +13,6 @@ from pathlib import Path
 from braidlm.core.reading import read_json
 from braidlm.data.corpora.maths.arithmetic import one_step_problem
 from braidlm.data.sources.format import ANSWER, QUESTION, TEMPLATE
-from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.rows import Row, TextFile, rows_of, unpacked_files
 from braidlm.evals.formats.maths_problems import (
     MathsProblems,
     Question,
@@ -26,7 +24,8 @@ from braidlm.evals.formats.maths_problems import (
     stated_expression,
     stated_number,
 )
-from braidlm.evals.tasks.task import TASKS, Task
+from braidlm.evals.rows import Row, TextFile, rows_of, unpacked_files
+from braidlm.evals.tasks.task import TASKS, HubSource, Task
 
 EXAMPLES: dict[str, list[tuple[str, str]]] = json.loads(
     Path(__file__).with_name("maths_examples.json").read_text(encoding="utf-8")

@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.rows import Row, Rows, TextFile, files_of, rows_of, sha256_of_files, table_rows
 from braidlm.evals.formats.multiple_choice import Question, endings
+from braidlm.evals.rows import Row, Rows, TextFile, files_of, rows_of, sha256_of_files, table_rows
 from braidlm.evals.tasks.choice import ChoiceTask
-from braidlm.evals.tasks.task import TASKS
+from braidlm.evals.tasks.task import TASKS, HubSource
 
 LETTERS = ("A", "B", "C", "D")
 EXAMPLE = '{"question": "1 + 1?", "choices": ["1", "2", "3", "4"], "answer": 1, "subject": "arithmetic"}'

@@ -2,17 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from braidlm.evals.babylm.conventions import COMMAND, FAST, FULL, GLUE, SOURCE, babylm_locations
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.model.config.registry import Registry
 
 T = TypeVar("T")
+HUB = "hub:"
+"""The beginning of a data set's name on the Hub."""
 SUITES: dict[str, tuple[str, ...]] = {
     "babylm_fast": tuple(FAST),
     "babylm_full": tuple(FULL),
@@ -23,6 +25,23 @@ SUITES: dict[str, tuple[str, ...]] = {
 """The evaluations of BabyLM 2025: for checkpoints, for a finished model, and with fine-tuning. Age of acquisition
 (`aoa`) needs all checkpoints of a run and is in no suite. `choice` has the tasks that many papers report without
 fine-tuning, `bmlama` facts in several languages."""
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """The data set of a task on the Hub."""
+
+    name: str
+    config: str | None = None
+    splits: tuple[str, ...] = ("test",)
+    revision: str | None = None
+    sets: bool = False
+    """Whether each configuration is one of the task's sets: then a file for each, of the first split."""
+
+    @property
+    def command(self) -> str:
+        """A sentence on how to get the data; `{task}` is to be filled in."""
+        return f"`--data {{task}}={HUB}` gets it from the Hub (`{self.name}`)."
 
 
 def expand(names: Sequence[str]) -> list[str]:

@@ -16,15 +16,14 @@ import numpy as np
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.rows import TextFile, files_of, rows_of, sha256_of_files
 from braidlm.evals.formats.held_out_text import HeldOutText, bits_per_byte, encode_long, read_text, window_of
 from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.rows import TextFile, files_of, rows_of, sha256_of_files
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import begin_id, sliding_windows
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.statistics import INFLUENCE, ratio_error, ratio_influences
-from braidlm.evals.tasks.task import TASKS, Task
+from braidlm.evals.tasks.task import TASKS, HubSource, Task
 
 NAMES = {
     "test": ("test.txt", "wiki.test.tokens", "wiki.test.raw", "test.jsonl"),

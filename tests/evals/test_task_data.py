@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.files.hub_data import HubSource, fetch_from_hub
-from braidlm.evals.task_data import find_data
+from braidlm.evals.task_data import fetch_from_hub, find_data
 from braidlm.evals.tasks import TASKS
+from braidlm.evals.tasks.task import HubSource
 from tests.evals.choice_samples import HUB_ROWS
 from tests.outcome import Outcome
 

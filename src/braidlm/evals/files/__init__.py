@@ -1,1 +1,0 @@
-"""Reading the data files of tasks."""
