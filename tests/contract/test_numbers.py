@@ -16,11 +16,11 @@ from braidlm.data.loading.order import orders, pacings
 from braidlm.data.packing.assembly import Limit
 from braidlm.data.sources.format import ReadOptions
 from braidlm.evals.evaluated_model import Settings
-from braidlm.model.block import BlockConfig
 from braidlm.model.config.architecture import Architecture, read_architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER, MAX_ITEMS, Range
 from braidlm.model.config.strict import NUMBERS, decode, part_of, plain_type, range_of, type_hints
+from braidlm.model.stages import BlockConfig
 from braidlm.studies.study import Study
 from braidlm.training.features.averaging import averages
 from braidlm.training.features.dropout import dropout_schedules

@@ -17,7 +17,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.core.reading import read_json
 from braidlm.kernels.lowered_parts import Lowered
-from braidlm.model.block import Block
+from braidlm.model.stages import Block
 from braidlm.training.config import LoraTrainingConfig
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter

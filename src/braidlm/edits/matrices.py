@@ -13,8 +13,7 @@ from braidlm.edits.account import Account, Derived, Part, targets
 from braidlm.edits.edit import SOURCE
 from braidlm.model.compression.compression import sizes_of
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.heads.ends import TokenEmbedding
-from braidlm.model.heads.linear import LinearHead
+from braidlm.model.heads.ends import LinearHead, TokenEmbedding
 from braidlm.model.initialisation import LINEAR
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import ScoreLinear

@@ -22,8 +22,8 @@ class BlockDropout:
     expert_outputs: Rate = 0.0
     """On what each attention or feed-forward expert gives, before the weighted sum."""
     experts: Rate = 0.0
-    """Of whole choices: how often one of a token's experts is left out; the others, of which one stays, take over its
-    weight. The model's own rate also leaves out projections and routed paths."""
+    """How often one of a token's experts is left out; the others, of which one stays, take over its weight. The model's
+    own rate also leaves out projections and routed paths."""
 
     @classmethod
     def from_shorthand(cls, rate: float) -> dict[str, float]:
@@ -37,7 +37,7 @@ class DropoutConfig(BlockDropout):
     embedding: Rate = 0.0
     """On the sum of token and position embeddings."""
     layer: Rate = 0.0
-    """Of whole layers (LayerSkip): how often a text passes by the last; it rises from 0 at the first, exponentially."""
+    """How often a text passes by the last layer (LayerSkip); the rate rises from 0 at the first, exponentially."""
 
     @classmethod
     def from_shorthand(cls, rate: float) -> dict[str, float]:

@@ -17,7 +17,7 @@ from .config.ranges import Layers, Size
 from .config.registry import Choice, NoOptions, Registry
 from .config.strict import PartOf
 from .errors import BraidError
-from .precision import compute_dtype
+from .routing.dispatch import compute_dtype
 
 gate_kinds = Registry("gate", third_party=True)
 

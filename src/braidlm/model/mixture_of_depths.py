@@ -12,21 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from .attention.attention import ABSENT, AttentionHeads
-from .block import Block, BlockConfig
 from .config.ranges import Layers, Probability
 from .config.registry import Choice, inherit
 from .config.strict import PartOf
 from .errors import BraidError
-from .precision import compute_dtype
+from .routing.dispatch import compute_dtype
 from .routing.losses import masked_mean, routing_losses
 from .routing.router import RouterConfig, ScoreLinear, TopKRouter
 from .routing.routing import Routing, Routings
 from .span import Span
-from .stages import Stage, share_weights, sharings, stage_kinds
+from .stages import Block, BlockConfig, Stage, share_weights, sharings, stage_kinds
 
 DEPTH_CHOICES = ("block", "around")
 PREDICTION_WEIGHT = 0.01
-"""Of the router's loss. Nothing else learns from it, so that only the clipping of gradients notices its size."""
+"""The weight of the router's loss; nothing else learns from it, so that only the clipping of gradients notices it."""
 SCALE_EPS = 1e-5
 """Added to the mean square of a token's stream before it is normalised for scores and router."""
 

@@ -1,6 +1,5 @@
 """The model, the language model and the classifier that transformers' Auto classes load."""
 
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .layer_skip import cache_slots, chosen_exit, set_dropout, stages_between
 from .norms import norms
 from .paths.switches import address_outside_stack, switch_off_modules, use_paths
-from .precision import compute_dtype
 from .pretrained import BraidCausalLMOutput, BraidModelOutput, BraidPreTrainedModel, BraidSequenceClassifierOutput
+from .routing.dispatch import compute_dtype
 from .routing.routing import Routings
 from .span import (
     KeyValueCache,
@@ -28,7 +27,9 @@ from .span import (
     Reader,
     Span,
     TextPass,
+    add_cache_layers,
     make_masks,
+    mask_if_padded,
     positions_from_mask,
     rotations_for,
 )
@@ -206,11 +207,11 @@ class BraidModel(BraidPreTrainedModel):
         if getattr(cache, "layers", None):
             # A head that reads the text keeps what it found behind the attentions, also of a pass that ends early.
             last = None if self.head_slots else self.exit_layer
-            _add_cache_layers(cache, len(self.cache_shapes) if last is None else cache_slots(self.stages, last))
+            add_cache_layers(cache, len(self.cache_shapes) if last is None else cache_slots(self.stages, last))
         past = cache.get_seq_length() if cache is not None else 0
         if masks is None:  # a row with masks of its own may hold several texts
             self._check_length(past + time)
-        padding = _mask_if_padded(attention_mask)
+        padding = mask_if_padded(attention_mask)
         if padding is not None and padding.shape[-1] == time and past:
             padding = nn.functional.pad(padding, (past, 0), value=1)
         if position_ids is None and padding is not None:
@@ -379,27 +380,6 @@ def _shared_outputs(outputs: BraidModelOutput) -> dict[str, Any]:
     return {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions", "routings")}
 
 
-def _add_cache_layers(cache: Any, slots: int) -> None:
-    """Give each attention a layer of a cache in which transformers made one for each layer of the model.
-
-    A layer of parallel paths has several attentions; caches that grow by themselves need nothing.
-    """
-    layers = getattr(cache, "layers", None)
-    if layers and getattr(cache, "layer_class_to_replicate", None) is None:
-        layers.extend(deepcopy(layers[-1]) for _ in range(slots - len(layers)))
-
-
 def share_of_batch(real: Tensor, count: Tensor | float | None) -> Tensor | float:
     """The weight of a micro-batch's routing loss: its share of the batch's tokens, as for the next-token loss."""
     return 1.0 if count is None else real.sum() / count
-
-
-def _mask_if_padded(mask: Tensor | None) -> Tensor | None:
-    """The mask if anything is padded; without one, attention is faster."""
-    if mask is None:
-        return None
-    if mask.ndim != 2:
-        raise BraidError(f"attention_mask must be [batch, time], 1 for real tokens; got {mask.ndim} dimensions")
-    if not torch.compiler.is_compiling() and bool(mask.all()):
-        return None
-    return mask

@@ -106,13 +106,13 @@ class LowRank(nn.Module):
 
 
 def fill_kaiming(module: nn.Module, parameter: nn.Parameter) -> None:
-    """As torch initialises a linear layer."""
+    """Fill a matrix as torch initialises a linear layer."""
     bound = 1 / math.sqrt(fan_in(module, parameter))
     nn.init.uniform_(parameter, -bound, bound)
 
 
 def fill_zeros(module: nn.Module, parameter: nn.Parameter) -> None:
-    """So that the addition begins at zero."""
+    """Fill a matrix with zeros, so that the addition begins at zero."""
     nn.init.zeros_(parameter)
 
 
@@ -129,7 +129,7 @@ class LowRankLinear(nn.Linear):
 
 
 class LowRankStackedLinear(StackedLinear):
-    """The same for a stack of linear layers; each member has an addition of its own."""
+    """A stack of linear layers, whose weights may be shared; each member has a low-rank addition of its own."""
 
     def __init__(self, base: StackedLinear, rank: int):
         _, inputs, outputs = base.weight.shape

@@ -1,6 +1,7 @@
 """One forward pass: what all blocks share (positions, masks, rotations, the cache), what is recorded, what it gives."""
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .attention.positions import Positions, Rotation
+from .errors import BraidError
 from .routing.routing import Routings
 
 
@@ -162,3 +164,24 @@ def rotations_for(
 ) -> dict[int, Rotation | None]:
     """The rotation for each head size in use, computed once for all blocks."""
     return {size: part.rotation(size, positions, dtype) for size in sizes}
+
+
+def mask_if_padded(mask: Tensor | None) -> Tensor | None:
+    """The mask if anything is padded; without one, attention is faster."""
+    if mask is None:
+        return None
+    if mask.ndim != 2:
+        raise BraidError(f"attention_mask must be [batch, time], 1 for real tokens; got {mask.ndim} dimensions")
+    if not torch.compiler.is_compiling() and bool(mask.all()):
+        return None
+    return mask
+
+
+def add_cache_layers(cache: Any, slots: int) -> None:
+    """Give each attention a layer of a cache in which transformers made one for each layer of the model.
+
+    A layer of parallel paths has several attentions; caches that grow by themselves need nothing.
+    """
+    layers = getattr(cache, "layers", None)
+    if layers and getattr(cache, "layer_class_to_replicate", None) is None:
+        layers.extend(deepcopy(layers[-1]) for _ in range(slots - len(layers)))

@@ -9,10 +9,10 @@ from transformers import DynamicCache
 
 from braidlm.core.decoding.decoder import Decoder
 from braidlm.model.attention.softmax import attentions
-from braidlm.model.block import Block
 from braidlm.model.config.registry import Choice
 from braidlm.model.feed.feeds import feeds
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.stages import Block
 from tests.model.routed_models import MASKS, NAMES, TIME, assert_all_close, by_all_methods, outcome, routed_model
 from tests.tiny_models import random_ids, tiny_model
 

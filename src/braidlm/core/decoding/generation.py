@@ -180,7 +180,7 @@ def next_tokens(
 
 
 def without_pauses(sampling: Sampling, tokenizer: Tokenizer) -> Sampling:
-    """The same sampling that never chooses a pause, which no model was trained to predict."""
+    """Sampling that never chooses a pause, which no model was trained to predict."""
     return sampling if tokenizer.pause_id is None else replace(sampling, never=(*sampling.never, tokenizer.pause_id))
 
 

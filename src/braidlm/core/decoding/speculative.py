@@ -75,7 +75,7 @@ def decode_speculatively(
     eos_id: int | None = None,
     pad_id: int = 0,
 ) -> Iterator[tuple[list[int | None], Tensor]]:
-    """The same as `decode_tokens`; several texts go on together, as far as the drafts of all are accepted."""
+    """What `decode_tokens` gives; several texts go on together, as far as the drafts of all are accepted."""
     generator, texts = sampling.generator(decoder.device), OpenTexts(len(prompts), eos_id)
     ids, mask = padded_prompts(prompts, pad_id, decoder.device)
     logits = check_numbers(decoder.prefill(ids, mask))

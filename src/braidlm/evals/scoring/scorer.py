@@ -46,7 +46,7 @@ class Scores:
     """Natural log-probabilities of the requested tokens."""
 
     tokens: np.ndarray
-    """Of every scored token, request by request; float64."""
+    """The log-probability of every scored token, request by request; float64."""
     bounds: np.ndarray
     """[requests + 1] where each request's begin."""
     margins: np.ndarray | None = None
@@ -56,7 +56,7 @@ class Scores:
         return len(self.bounds) - 1
 
     def of(self, index: int) -> np.ndarray:
-        """Those of one request, token by token."""
+        """The log-probabilities of one request, token by token."""
         return self.tokens[self.bounds[index] : self.bounds[index + 1]]
 
     @property
@@ -160,7 +160,7 @@ class Scorer:
         return Scores(scores[0], trees.bounds, scores[1] if margins else None)
 
     def score_float64(self, requests: Sequence[Request], margins: bool = False) -> Scores:
-        """The same in float64 and one by one: slow, and with a rounding error too small to change a decision."""
+        """Scores in float64 and one by one: slow, and with a rounding error too small to change a decision."""
         import torch
 
         with torch.inference_mode(False):

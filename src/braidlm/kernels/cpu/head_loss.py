@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.replacing import replaces
-from braidlm.model.heads.linear import LinearHead
+from braidlm.model.heads.ends import LinearHead
 from braidlm.model.heads.losses import IGNORED
-from braidlm.model.precision import compute_dtype
+from braidlm.model.routing.dispatch import compute_dtype
 
 
 @replaces(LinearHead, on=("cpu", "cuda"))

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from braidlm.kernels.context import PassContext, PendingAdd, with_dropout
 from braidlm.kernels.lowerings.lowering import LayerLowering, lowering_of, lowers, unless
-from braidlm.model.block import Block
 from braidlm.model.dropout import Dropout
 from braidlm.model.routing.routing import Routings
+from braidlm.model.stages import Block
 
 BLOCK = frozenset(
     {"norm", "attention", "feed", "layers", "share", "capacity", "every"}

@@ -13,8 +13,7 @@ from braidlm.kernels.ops.head_loss import HeadLoss
 from braidlm.kernels.side_stream import DeferredGradient
 from braidlm.kernels.taught.soft_head_loss import taught_head_loss
 from braidlm.kernels.taught.soft_targets import SoftTargets
-from braidlm.model.heads.ends import TokenEmbedding
-from braidlm.model.heads.linear import LinearHead
+from braidlm.model.heads.ends import LinearHead, TokenEmbedding
 from braidlm.model.heads.losses import IGNORED
 
 

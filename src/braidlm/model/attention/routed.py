@@ -79,7 +79,7 @@ def span_for_scope(routing: Routing, span: Span, scope: str) -> Span:
 
 
 def set_active_attention_share(attention: Any, share: float, scope: str) -> None:
-    """Like `set_active_share`; with scope 'all', keys and values are computed for every token."""
+    """Set the active share of an attention; with scope 'all', keys and values are computed for every token."""
     set_active_share(attention, share)
     attention.query_share = share
     if scope == "all":

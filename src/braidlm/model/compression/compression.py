@@ -137,7 +137,7 @@ class FactorisedLinear(nn.Module):
                 half.active_share, half.product_share = share, products  # type: ignore[assignment]
 
     def forward(self, x: Tensor, groups: Groups | None = None, columns: slice = slice(None)) -> Tensor:
-        """As the layer that it stands for is called."""
+        """The outputs; the arguments are those of the layer that it stands for."""
         if self.stack is None:
             return self.up(self.down(x))  # type: ignore[no-any-return]
         return self.up(self.down(x, groups), groups, columns)  # type: ignore[no-any-return]

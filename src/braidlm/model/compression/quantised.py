@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ..config.ranges import Size
 from ..errors import BraidError
-from ..heads.ends import Embedding, Head, TokenEmbedding
-from ..heads.linear import LinearHead
+from ..heads.ends import Embedding, Head, LinearHead, TokenEmbedding
 from ..routing.dispatch import Groups
 from ..routing.stacked import StackedLinear
 from .compression import Compression, compressions, sizes_of

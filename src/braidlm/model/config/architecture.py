@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 from ..attention.positions import position_kinds
-from ..block import BlockConfig
 from ..compression.compression import compressions
 from ..dropout import BlockDropout, DropoutConfig
 from ..errors import BraidError
@@ -12,7 +11,7 @@ from ..gates import GatesConfig
 from ..heads.ends import embeddings, heads
 from ..initialisation import initialisations
 from ..norms import norms
-from ..stages import stage_kinds
+from ..stages import BlockConfig, stage_kinds
 from .ranges import MAX_ITEMS, Length, Size
 from .registry import Choice, inherit
 from .strict import PartOf, decode, encode, part_of

@@ -64,11 +64,11 @@ Workers = Annotated[int, Range(at_least=1, at_most=4096)]
 
 Share = Annotated[float, Range(at_least=0, at_most=1)]
 Rate = Annotated[float, Range(at_least=0, below=1)]
-"""Of dropout, or of a running average."""
+"""The rate of a dropout, or of a running average."""
 Probability = Annotated[float, Range(above=0, at_most=1)]
 Epsilon = Annotated[float, Range(above=0, at_most=1)]
 """What keeps a division from one by zero."""
 Positive = Annotated[float, Range(above=0, at_most=1e9)]
 NonNegative = Annotated[float, Range(at_least=0, at_most=1e9)]
 Temperature = Annotated[float, Range(at_least=0, at_most=1000)]
-"""Of sampling; 0 takes the most probable."""
+"""The temperature of sampling; 0 takes the most probable token."""

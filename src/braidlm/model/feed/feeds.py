@@ -76,13 +76,10 @@ class MLP(nn.Module):
         return apply_linear(self.out, self.drop(self.activation(apply_linear(self.up, hidden, groups))), groups), ()
 
 
-@feeds.register("swiglu")
-class SwiGLU(nn.Module):
-    """Swish-gated unit (Llama); one product computes gate and value."""
+class GatedFeed(nn.Module):
+    """The base class of units whose values are gated; one product computes gates and values."""
 
     stackable = True
-    trained_rows: slice | None = None
-    """Of a stack, the members whose beta training changes, where others are frozen."""
 
     @dataclass
     class Config(FeedConfig):
@@ -90,17 +87,13 @@ class SwiGLU(nn.Module):
         """Inner size; by default 8/3 x width, rounded up to a multiple of 64."""
         bias: bool = False
         """Whether the matrices have biases."""
-        learned_beta: bool = False
-        """Whether Swish has a learned beta per channel, as in PaPaformer."""
 
     def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__()
-        hidden = config.hidden or gated_hidden(width)
-        self.config, self.stack = config, stack
-        self.gate_up = linear(stack, width, 2 * hidden, config.bias)
-        self.out = linear(stack, hidden, width, config.bias)
+        self.config, self.stack, self.hidden = config, stack, config.hidden or gated_hidden(width)
+        self.gate_up = linear(stack, width, 2 * self.hidden, config.bias)
+        self.out = linear(stack, self.hidden, width, config.bias)
         self.drop = Dropout(kind="feed")
-        self.beta = vector(stack, hidden) if config.learned_beta else None
 
     def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
         inner = self.activate(apply_linear(self.gate_up, hidden, groups), groups)
@@ -108,6 +101,26 @@ class SwiGLU(nn.Module):
 
     def activate(self, gate_up: Tensor, groups: Groups | None) -> Tensor:
         """The gated values of gates and values side by side."""
+        raise NotImplementedError("each kind of unit gates differently")
+
+
+@feeds.register("swiglu")
+class SwiGLU(GatedFeed):
+    """Swish-gated unit (Llama)."""
+
+    trained_rows: slice | None = None
+    """The members of a stack whose beta training changes, where others are frozen."""
+
+    @dataclass
+    class Config(GatedFeed.Config):
+        learned_beta: bool = False
+        """Whether Swish has a learned beta per channel, as in PaPaformer."""
+
+    def __init__(self, config: Config, width: int, stack: int | None = None):
+        super().__init__(config, width, stack)
+        self.beta = vector(stack, self.hidden) if config.learned_beta else None
+
+    def activate(self, gate_up: Tensor, groups: Groups | None) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         if self.beta is None:
             return F.silu(gate) * up
@@ -116,26 +129,9 @@ class SwiGLU(nn.Module):
 
 
 @feeds.register("geglu")
-class GEGLU(nn.Module):
+class GEGLU(GatedFeed):
     """GELU-gated unit."""
 
-    stackable = True
-
-    @dataclass
-    class Config(FeedConfig):
-        hidden: Size | None = None
-        """Inner size; by default 8/3 x width, rounded up to a multiple of 64."""
-        bias: bool = False
-        """Whether the matrices have biases."""
-
-    def __init__(self, config: Config, width: int, stack: int | None = None):
-        super().__init__()
-        self.config = config
-        hidden = config.hidden or gated_hidden(width)
-        self.gate_up = linear(stack, width, 2 * hidden, config.bias)
-        self.out = linear(stack, hidden, width, config.bias)
-        self.drop = Dropout(kind="feed")
-
-    def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
-        gate, up = apply_linear(self.gate_up, hidden, groups).chunk(2, dim=-1)
-        return apply_linear(self.out, self.drop(F.gelu(gate) * up), groups), ()
+    def activate(self, gate_up: Tensor, groups: Groups | None) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate) * up

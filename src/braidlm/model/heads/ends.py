@@ -1,6 +1,7 @@
 """The two ends of a model: embeddings, from tokens to vectors, and heads, from vectors to logits and the loss."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ class ModelEnd(nn.Module):
 
     @classmethod
     def composed_config(cls, configs: Sequence[Any]) -> Any:
-        """That of the whole from those of the paths; None if they do not fit together."""
+        """The configuration of a composed end from those of its paths; None if they do not fit together."""
         return configs[0] if all(config == configs[0] for config in configs) else None
 
     def read_tokenizer(self, tokens: Sequence[bytes | None]) -> None:
@@ -40,9 +41,8 @@ class Embedding(ModelEnd):
 class TokenEmbedding(Embedding, nn.Embedding):
     """A learned vector for each token."""
 
-    composed = {"weight": "side by side"}
-
     Config = NoOptions
+    composed = {"weight": "side by side"}
 
     def __init__(self, config: NoOptions, vocab_size: int, width: int):
         super().__init__(vocab_size, width)
@@ -90,3 +90,26 @@ class Head(ModelEnd):
     def shared_with(self, embedding: Embedding) -> dict[str, str]:
         """Parameters that `tie_embeddings` shares: the head's name of each, and the embedding's."""
         return {}
+
+
+@heads.register("linear")
+class LinearHead(Head, nn.Linear):
+    """A linear layer to logits; it may share its matrix with the embedding."""
+
+    composed = {"weight": "side by side", "bias": "added up"}
+
+    @dataclass
+    class Config:
+        bias: bool = False
+        """Whether each token has a learned bias."""
+
+    def __init__(self, config: Config, width: int, vocab_size: int):
+        super().__init__(width, vocab_size, bias=config.bias)
+        self.config = config
+
+    @classmethod
+    def composed_config(cls, configs: Sequence[Config]) -> Config:
+        return cls.Config(bias=any(config.bias for config in configs))
+
+    def shared_with(self, embedding: Embedding) -> dict[str, str]:
+        return {"weight": "weight"} if isinstance(embedding, TokenEmbedding) else {}

@@ -17,8 +17,7 @@ from ..config.ranges import Range, Size
 from ..config.registry import Choice
 from ..config.strict import PartOf
 from ..errors import BraidError
-from ..heads.ends import heads
-from ..heads.linear import LinearHead
+from ..heads.ends import LinearHead, heads
 from ..heads.losses import IGNORED, next_token_loss
 from ..norms import norms
 from ..span import Span
@@ -32,7 +31,7 @@ class PathPart:
     name: str
     """Name of the path."""
     width: Size
-    """Its channels."""
+    """Channels of its part."""
 
     def __post_init__(self) -> None:
         PathConfig(name=self.name)  # checks it
@@ -43,7 +42,7 @@ class PathNorm(PathPart):
     """The norm of one path."""
 
     norm: Annotated[Choice, PartOf(norms, "rms")] = "rms"  # type: ignore[assignment]
-    """Its kind."""
+    """The kind of norm."""
 
 
 @norms.register("per_path")
@@ -106,7 +105,7 @@ class AverageHead(LinearHead):
         self.active = [index for index, name in enumerate(self.names) if name in active]
 
     def of_active(self, values: Tensor) -> Tensor:
-        """Of values [..., path] those of the active paths."""
+        """The values [..., path] of the active paths alone."""
         # Not by a list of indices: a GPU would have to copy it, which no graph can hold.
         return torch.stack([values[..., index] for index in self.active], dim=-1)
 
@@ -139,7 +138,7 @@ class AverageHead(LinearHead):
         logits: Tensor | None = None,
         evidence: Tensor | None = None,
     ) -> Tensor:
-        """The same in less memory: in training only what each path gives to the targets is averaged."""
+        """In training only what each path gives to the targets is averaged, which takes less memory."""
         if logits is not None or not torch.is_grad_enabled():
             return next_token_loss(self(hidden, evidence) if logits is None else logits, targets, count)
         flat, real = targets.flatten(), targets != IGNORED
@@ -156,7 +155,7 @@ class AverageHead(LinearHead):
 
 @heads.register("mixture")
 class MixtureHead(AverageHead):
-    """The same with learned shares: one number for each path, or with `per_token` a router that reads the stream."""
+    """An average with learned shares: a number for each path, or with `per_token` a router that reads the stream."""
 
     @dataclass(kw_only=True)
     class Config(AverageHead.Config):
@@ -206,7 +205,12 @@ ROWS = 4096
 
 @heads.register("posterior")
 class PosteriorHead(AverageHead):
-    """The same with each path's posterior probability, given the text so far, as its share. Nothing is learned."""
+    """An average in which each path's share is its posterior probability, given the text so far. Nothing is learned.
+
+    What attention does with values, this head does with evidence: every token says how probable each path found it,
+    and the shares after a token are the softmax of what all tokens that it sees have said. So masks, padding, trees of
+    texts and caches mean here what they mean to attention.
+    """
 
     @dataclass(kw_only=True)
     class Config(AverageHead.Config):
@@ -221,7 +225,7 @@ class PosteriorHead(AverageHead):
         super().__init__(config, width, vocab_size)
         self.window = config.window
         self.cache_shapes = [(1, sum(self.widths)), (1, len(self.names))]
-        """Of the stream of every token, and of what the token says of the paths."""
+        """A layer for the stream of every token, and one for what the token says of the paths."""
 
     def read(self, hidden: Tensor, span: Span) -> dict[str, Tensor]:
         """The logarithm of each path's share after each token, [batch, time, path], but for a constant."""

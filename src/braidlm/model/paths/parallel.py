@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..block import Block, BlockConfig, can_stack
 from ..config.ranges import MAX_ITEMS, Choices, Layers, Size
 from ..config.registry import Choice, inherit
 from ..config.strict import PartOf, decode
@@ -18,7 +17,7 @@ from ..routing.router import TopKRouter
 from ..routing.routing import Routings
 from ..routing.stacked import StackedLinear, without_residual
 from ..span import Span
-from ..stages import Stage, share_weights, sharings, stage_kinds
+from ..stages import Block, BlockConfig, Stage, can_stack, share_weights, sharings, stage_kinds
 from .joins import JoinShape, joins
 
 BLOCK_OPTIONS = {field.name for field in fields(BlockConfig)}

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..attention.attention import AttentionExpertsConfig, Scope
 from ..attention.routed import set_active_attention_share, span_for_scope
-from ..block import BlockConfig
 from ..config.registry import Choice
 from ..errors import BraidError
 from ..feed.feeds import FeedExpertsConfig
@@ -16,6 +15,7 @@ from ..routing.dispatch import Permutation, is_sparse, sort_by_expert
 from ..routing.router import RouterConfig, TopKRouter, set_active_share
 from ..routing.routing import Routing, Routings
 from ..span import Span
+from ..stages import BlockConfig
 from .joins import JoinConfig, JoinShape, SameWidthJoin, joins
 from .parallel import ParallelLayer, ParallelStage, SizedPath, of_one_shape
 

@@ -11,7 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..precision import compute_dtype
+
+def compute_dtype(values: Tensor) -> torch.dtype:
+    """The type of products with these values: autocast's where it is on, or their own."""
+    device = values.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else values.dtype
+
 
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
 """The types that torch's grouped product supports; its strides must be multiples of 16 bytes."""

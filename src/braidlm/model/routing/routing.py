@@ -33,7 +33,7 @@ class Routing:
     """The tokens that count, where others pass by its layer or take another path; None: all of them."""
 
     def present_of(self, real_BT: Tensor) -> Tensor:
-        """Those of some tokens that count."""
+        """The real tokens that this routing is about."""
         return real_BT if self.present_BT is None else real_BT.bool() & self.present_BT
 
     @property

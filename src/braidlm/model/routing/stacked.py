@@ -28,7 +28,7 @@ class PartlyTrained:
     weight: Tensor
     bias: Any
     trained_rows: slice | None = None
-    """Those that training changes, where others are frozen."""
+    """The rows that training changes, where others are frozen."""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias, detached where they are frozen."""

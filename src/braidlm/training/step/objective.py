@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # it needs Triton
 
 
 class BatchLosses(NamedTuple):
-    """Of one forward pass."""
+    """The losses of one forward pass, and what the routers chose in it."""
 
     text: Tensor
     routing: Tensor | None
@@ -85,7 +85,7 @@ class Objective(nn.Module):
         return BatchLosses(text, routing, *self._readings(routings, labels), after, extra)
 
     def _by_kernels(self, lowered: "LoweredModel", inputs: Tensor, labels: Tensor, count: Tensor) -> BatchLosses:
-        """The same in the lowered pass, which knows one kind of extra loss: soft targets."""
+        """The losses by the lowered pass, which knows one kind of extra loss: soft targets."""
         weighted, extra = None, {}
         if self.extra:
             ((name, loss),) = self.extra.items()

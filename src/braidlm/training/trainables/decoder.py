@@ -141,6 +141,6 @@ class DecoderObjective(nn.Module):
 
 
 def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of all labels, each at the position that predicts it; padding counts nothing."""
+    """The summed loss of all labels, each at the position that predicts it; padding counts nothing."""
     flat = logits.flatten(0, 1).float()
     return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")

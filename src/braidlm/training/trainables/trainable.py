@@ -27,7 +27,7 @@ class Trainable(ABC):
     """The contract. What has a default is what only some models have."""
 
     model: PreTrainedModel
-    """Its parameters with `requires_grad` are those that are trained."""
+    """The model, whose parameters with `requires_grad` are trained."""
     capturable: bool = True
     """Whether its passes never wait for the device, so that a step can be replayed as a graph."""
     compiled_by_default: bool = True

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...precision import compute_dtype
+from ...routing.dispatch import compute_dtype
 from ..ends import Embedding, embeddings
 from .blocks import ByteConfig, SymbolBlocks, scale_by_inputs
 from .spelling import SYMBOLS, Remembered, Spelling
