@@ -209,7 +209,3 @@ def test_a_folder_with_gates_opens_without_braidlm(tmp_path: Path) -> None:
     run_without_braid(ALONE, folder, tmp_path / "logits")
     got = torch.load(tmp_path / "logits", weights_only=True)
     torch.testing.assert_close(got, model(torch.arange(8)[None]).logits, rtol=0, atol=1e-6)
-    for name, has_gates in (("model", True), ("plain", False)):
-        if not has_gates:
-            save_model(tiny_model(), tmp_path / name, None, {"made_by": "a test"})
-        assert ("class GatedLayer" in (tmp_path / name / "modeling_braid.py").read_text()) == has_gates
