@@ -19,7 +19,7 @@ from braidlm.core.files import explained_disk_errors, make_folder, write_text
 from braidlm.core.locks import lock_or_refuse
 from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, RECIPE, is_run, training_of
 from braidlm.core.reading import read_yaml
-from braidlm.data.loading.ordered import FOLDER as ORDER
+from braidlm.data.loading.order import FOLDER as ORDER
 from braidlm.training.amounts import Amount, Progress, parse_amount
 from braidlm.training.config import TrainingConfig
 from braidlm.training.recipe import decode_recipe

@@ -20,8 +20,8 @@ from braidlm.core.models.runs import last_records
 from braidlm.core.report.html import notebook
 from braidlm.core.report.report import Table
 from braidlm.data.loading.open_data import OpenData, open_data
-from braidlm.data.loading.ordered import FOLDER as ORDER
-from braidlm.data.loading.ordered import order_streams, record_orders
+from braidlm.data.loading.order import FOLDER as ORDER
+from braidlm.data.loading.order import order_streams, record_orders
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.freezing import freeze

@@ -15,8 +15,7 @@ from braidlm.data.loading.batches import Batch
 from braidlm.data.loading.chunking import Consecutive, Contiguous, Windows
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.loading.loader import Loader
-from braidlm.data.loading.order import orders, pacings
-from braidlm.data.loading.ordered import OrderedStream, order_documents, order_streams, record_orders
+from braidlm.data.loading.order import OrderedStream, order_documents, order_streams, orders, pacings, record_orders
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.data.packing.prepare import prepare

@@ -1,4 +1,4 @@
-"""The batch of one optimizer step, how it is cut at a mark in words or tokens, and pauses among its tokens."""
+"""The batch of one optimizer step, and how it is cut at a mark in words or tokens."""
 
 from dataclasses import dataclass
 
