@@ -64,15 +64,15 @@ def verb_words() -> dict[str, VerbWords]:
 
 def bash(words: dict[str, VerbWords]) -> str:
     """For bash; also where zsh emulates it."""
-    cases = []
-    for verb, own in words.items():
-        values = "".join(
-            f'      {verb}:{option}) COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word")); return ;;\n'
-            for option, choices in own.values.items()
-        )
-        cases.append((verb, " ".join(own.options), " ".join(own.names), values))
-    values = "".join(values for *_, values in cases)
-    options = "".join(f'    {verb}) options="{options}"; names="{names}" ;;\n' for verb, options, names, _ in cases)
+    values = "".join(
+        f'      {verb}:{option}) COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word")); return ;;\n'
+        for verb, own in words.items()
+        for option, choices in own.values.items()
+    )
+    options = "".join(
+        f'    {verb}) options="{" ".join(own.options)}"; names="{" ".join(own.names)}" ;;\n'
+        for verb, own in words.items()
+    )
     return f"""# Completion of `braid` for bash; made by `braid completion bash`.
 _braid() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" verb="${{COMP_WORDS[1]}}"
