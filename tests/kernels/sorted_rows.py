@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from braidlm.kernels.ops.cast import cast_all
+from braidlm.kernels.ops.linear import cast_all
 from braidlm.kernels.routed.permutation import Permutation, plain_permute
 
 TILE = 16

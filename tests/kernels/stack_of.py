@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from braidlm.kernels.routed import choice_means, combined_feed, permutation, router
+from braidlm.kernels.routed import combined_feed, permutation, router, routing_measures
 from braidlm.kernels.routed.grouped import sums
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -54,8 +54,9 @@ def kernels_of(experts: int) -> dict[str, int]:
     of_rows = {"CHOICES": 4, "TILE": 128, "EXPERTS": experts}
     return {
         "means": stack_of(
-            choice_means._sum_choices, TOP_K=4, MEANS=4, TOKENS=choice_means.block_tokens(experts), CHOICES=experts
-        ),
+            routing_measures._sum_choices, TOP_K=4, MEANS=4, TOKENS=routing_measures.block_tokens(experts),
+            CHOICES=experts,
+        )  # fmt: skip,
         "route": stack_of(
             router._route_forward, TOP_K=4, RENORMALISE=True, ROWS=block["ROWS"], COLUMNS=block["COLUMNS"],
             CHOICES=experts, bias=None, balance=None,

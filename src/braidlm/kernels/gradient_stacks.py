@@ -45,7 +45,7 @@ class GradientStack:
 
     @property
     def result_shape(self) -> tuple[int, ...]:
-        """Of one layer."""
+        """The shape of one layer's result."""
         outputs, inputs = self.gradients.width, self.inputs.width
         return (inputs, outputs) if self.transposed else (outputs, inputs)
 

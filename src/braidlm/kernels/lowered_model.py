@@ -16,7 +16,7 @@ from braidlm.kernels.lowered_parts import Lowered
 from braidlm.kernels.lowerings.lowering import lowering_of, seeded_kinds
 from braidlm.kernels.lowerings.norms import add_norm
 from braidlm.kernels.lowerings.positions import positions_of
-from braidlm.kernels.ops.cast import cast_all
+from braidlm.kernels.ops.linear import cast_all
 from braidlm.kernels.plain_layers import PlainForward
 from braidlm.kernels.planning import (
     column_sums,
@@ -28,8 +28,7 @@ from braidlm.kernels.planning import (
     sublayers,
     united,
 )
-from braidlm.kernels.routed.choice_means import evaluate_means
-from braidlm.kernels.routed.routing_loss import routing_loss_on_side
+from braidlm.kernels.routed.routing_measures import evaluate_means, routing_loss_on_side
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side, use_side_stream
 from braidlm.kernels.taught.soft_targets import SoftTargets, TaughtLosses
 from braidlm.model.dropout import Dropout

@@ -18,7 +18,7 @@ class PlainForward:
     def __init__(self, body: Any, compiled: bool):
         self.body, self.compiled = body, compiled
         self.routers: dict[nn.Module, dict[str, Any]] = {}
-        """Of a part that is compiled, by their names inside it."""
+        """The routers of each part that is compiled, by their names inside it."""
         self.forwards: dict[str, Callable[..., Any]] = {
             "layer": self._layer,
             "attention": self._attention,

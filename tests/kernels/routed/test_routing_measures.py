@@ -8,8 +8,7 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from braidlm.kernels.routed.choice_means import OF_MEANS, evaluate_means
-from braidlm.kernels.routed.routing_loss import routing_loss_on_side
+from braidlm.kernels.routed.routing_measures import OF_MEANS, evaluate_means, routing_loss_on_side
 from braidlm.kernels.side_stream import use_side_stream
 from braidlm.model.routing.losses import evaluate_each, routing_loss, switch
 from braidlm.model.routing.routing import Routing

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from braidlm.kernels.side_stream import DeferredGradient
-from braidlm.kernels.taught.soft_head_loss import taught_head_loss
+from braidlm.kernels.taught.soft_head_loss import taught_head_loss, teachers_to_gradient_
 from braidlm.kernels.taught.soft_targets import TeacherLogits
-from braidlm.kernels.taught.teacher_gradient import teachers_to_gradient_
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.features.distill.divergence import averaged_log_probabilities, divergence
 from tests.kernels.comparison import TOLERANCES, assert_close

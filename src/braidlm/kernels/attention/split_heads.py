@@ -16,7 +16,7 @@ from braidlm.kernels.ops.launch import programs_for
 from braidlm.kernels.optional_triton import tl, triton
 
 ROWS, HEADS, WARPS = 4, 8, 4
-"""Of a program that merges: its tile's rows and heads, and its warps. With eight heads, threads sum their own rows."""
+"""A program that merges: its tile's rows and heads, and its warps. With eight heads, threads sum their own rows."""
 PROGRAMS_PER_SM = 8
 """A maximum: each program writes partial sums, so it should have some rows to sum."""
 
@@ -27,7 +27,7 @@ def _merge_group(  # type: ignore[no-untyped-def]
     source_heads, first_head, INTERLEAVED: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr,
     PAIRS: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Of queries, keys or values: some heads of theirs; `first_head` is where their heads begin in what is merged.
+    """Some heads of queries, keys or values; `first_head` is where their heads begin in what is merged.
 
     Where nothing is rotated, all channels are the first of their pairs.
     """

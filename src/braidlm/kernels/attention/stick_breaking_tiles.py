@@ -34,7 +34,7 @@ TILES = {
 
 LOG2_E = 1.4426950408889634
 GONE = 100.0
-"""Of a stick of which less than 2^-100 is left nothing reaches a result, and no further key is read."""
+"""Where less than 2^-100 of a stick is left, nothing reaches a result, and no further key is read."""
 
 
 @triton.jit

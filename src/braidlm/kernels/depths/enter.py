@@ -1,17 +1,16 @@
-"""The way into a block of a mixture of depths: scores of all tokens, and the rows of those that enter.
+"""The way into a block of a mixture of depths: scores of all tokens, the choice of those that enter, and their rows.
 
 The stream gets what is pending and is scored in one pass over memory. Backward its gradient is written once: what
 passes by, what comes out of the block, and what the scores contribute.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.depths.choice import choose_tokens
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import threshold
@@ -20,6 +19,62 @@ from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, t
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 from braidlm.model.mixture_of_depths import SCALE_EPS
+
+BITS = 32
+ELEMENTS, MAX_WARPS = 128, 16
+"""Tokens for each warp."""
+
+
+@triton.jit
+def _choose(  # type: ignore[no-untyped-def]
+    scores, index, places, time, count, BITS: tl.constexpr, TIME: tl.constexpr
+):
+    row = tl.program_id(0)
+    token = tl.arange(0, TIME)
+    mask = token < time
+    bits = tl.load(scores + row * time + token, mask=mask, other=0.0).to(tl.int32, bitcast=True)
+    # Integers in the order of the scores: the bits of negative floats are in reverse order.
+    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    key = tl.where(mask, key, -2147483648)
+    lowest = tl.full([], -2147483648, tl.int64)
+    for step in range(BITS):
+        candidate = lowest + (tl.full([], 1, tl.int64) << (BITS - 1 - step))
+        lowest = tl.where(tl.sum((key >= candidate.to(tl.int32)).to(tl.int32), 0) >= count, candidate, lowest)
+    higher, tied = key > lowest.to(tl.int32), (key == lowest.to(tl.int32)) & mask
+    room = count - tl.sum(higher.to(tl.int32), 0)
+    entered = higher | (tied & (tl.cumsum(tied.to(tl.int32), 0) <= room))
+    place = row * count + tl.cumsum(entered.to(tl.int32), 0) - 1
+    tl.store(index + place, token.to(tl.int64), mask=entered)
+    tl.store(places + row * time + token, tl.where(entered, place, -1), mask=mask)
+
+
+class Choice(NamedTuple):
+    """The tokens that enter, in their order."""
+
+    index_BK: Tensor
+    """Their positions in their rows."""
+    place_BT: Tensor
+    """The place of every token among all that enter, or -1."""
+
+
+def choose_tokens(score_BT: Tensor, count: int) -> Choice:
+    """The `count` tokens of each row with the highest float32 scores; of equal ones the earlier."""
+    batch, time = score_BT.shape
+    index = torch.empty(batch, count, dtype=torch.int64, device=score_BT.device)
+    places = torch.empty(batch, time, dtype=torch.int32, device=score_BT.device)
+    padded = triton.next_power_of_2(time)
+    warps = max(1, min(MAX_WARPS, padded // ELEMENTS))
+    _choose[(batch,)](score_BT, index, places, time, count, BITS, padded, num_warps=warps)
+    return Choice(index, places)
+
+
+def plain_choose_tokens(score_BT: Tensor, count: int) -> Choice:
+    """The reference, in torch's operations."""
+    index_BK = score_BT.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(dim=1).values
+    place_BK = torch.arange(index_BK.numel(), dtype=torch.int32, device=index_BK.device).view_as(index_BK)
+    nowhere = torch.full_like(score_BT, -1, dtype=torch.int32)
+    return Choice(index_BK, nowhere.scatter(1, index_BK, place_BK))
+
 
 PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 8
 """A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.depths.choice import Choice
+from braidlm.kernels.depths.enter import Choice
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import row_tile

@@ -21,7 +21,7 @@ from braidlm.model.mixture_of_depths import DEPTH_CHOICES
 
 CHOICES = len(DEPTH_CHOICES)
 VECTORS = 1 + CHOICES
-"""Of the inner size, summed backward: the gradients of the inner bias and of the scores' weights."""
+"""Vectors of the inner size that are summed backward: the gradients of the inner bias and of the scores' weights."""
 ELEMENTS, WARPS = 4096, 4
 PROGRAMS_PER_SM = 2
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, Rotation
-from braidlm.kernels.depths.choice import Choice
-from braidlm.kernels.depths.enter import Enter, EnterConfig
+from braidlm.kernels.depths.enter import Choice, Enter, EnterConfig
 from braidlm.kernels.depths.merge import Merge, MergeConfig
 from braidlm.kernels.depths.predict import Predict
 from braidlm.kernels.lowerings.block import BLOCK

@@ -17,7 +17,8 @@ from braidlm.model.heads.ends import LinearHead, TokenEmbedding
 from braidlm.model.heads.losses import IGNORED
 
 
-class EmbeddingLowering(Lowering):
+@lowers(TokenEmbedding)
+class TokenEmbeddingLowering(Lowering):
     """An embedding with the positions that are added to it."""
 
     def reject(self, part: Any, body: Any) -> str | None:
@@ -26,51 +27,20 @@ class EmbeddingLowering(Lowering):
     def embed(self, ids: Tensor, body: Any, dtype: torch.dtype, tied: DeferredGradient | None) -> Tensor:
         """The stream [batch * time, width] before the first layer; with `tied`, the embedding adds its gradient to that
         of the head, which shares its matrix."""
-        raise NotImplementedError
-
-
-class HeadLowering(Lowering):
-    """A head: its losses and its logits."""
-
-    def reads_late(self, head: Any) -> list[Tensor]:
-        """The matrices that the loss reads in a cast copy, after all layers."""
-        return []
-
-    def is_tied(self, head: Any, embedding: Any) -> bool:
-        """Whether the head shares the matrix of an embedding that kernels serve."""
-        return False
-
-    def loss(
-        self,
-        head: Any,
-        hidden: Tensor,
-        casts: list[Tensor],
-        targets: Tensor,
-        total: Tensor,
-        tied: DeferredGradient | None,
-        soft: SoftTargets | None,
-    ) -> Any:
-        """The summed loss of targets [rows] over `total` for rows [rows, width]; with soft targets, `TaughtLosses`."""
-        raise NotImplementedError
-
-    def logits(self, head: Any, hidden: Tensor) -> Tensor:
-        """Without gradients."""
-        raise NotImplementedError
-
-
-@lowers(TokenEmbedding)
-class TokenEmbeddingLowering(EmbeddingLowering):
-    def embed(self, ids: Tensor, body: Any, dtype: torch.dtype, tied: DeferredGradient | None) -> Tensor:
         table = positions_of(body).table(body.positions)
         return Embed.apply(ids.contiguous(), body.embedding.weight, table, dtype, tied)
 
 
 @lowers(LinearHead)
-class LinearHeadLowering(HeadLowering):
+class LinearHeadLowering(Lowering):
+    """A head: its losses and its logits."""
+
     def reads_late(self, head: LinearHead) -> list[Tensor]:
+        """The matrices that the loss reads in a cast copy, after all layers."""
         return [head.weight.detach()]
 
     def is_tied(self, head: LinearHead, embedding: Any) -> bool:
+        """Whether the head shares the matrix of an embedding that kernels serve, and its gradient is wanted."""
         return head.weight is embedding.weight and head.weight.requires_grad
 
     def loss(
@@ -83,10 +53,12 @@ class LinearHeadLowering(HeadLowering):
         tied: DeferredGradient | None,
         soft: SoftTargets | None,
     ) -> Any:
+        """The summed loss of targets [rows] over `total` for rows [rows, width]; with soft targets, `TaughtLosses`."""
         inputs = (hidden, head.weight, casts[0] if casts else None, targets, total, IGNORED, tied)
         return HeadLoss.apply(*inputs) if soft is None else taught_head_loss(soft, *inputs)
 
     def logits(self, head: LinearHead, hidden: Tensor) -> Tensor:
+        """The logits of a stream, without gradients."""
         # The product is far slower where its rows do not begin at multiples of 16 bytes.
         vocabulary = len(head.weight)
         weight = F.pad(head.weight.to(hidden.dtype), (0, 0, 0, -vocabulary % 16))

@@ -18,8 +18,7 @@ from braidlm.kernels.routed.choices import MAX_FEW
 from braidlm.kernels.routed.combine import DeferredDispatch, UncombinedRows
 from braidlm.kernels.routed.norm_router import AddNormRoute, CombineNormRoute, NormRouteConfig
 from braidlm.kernels.routed.permutation import Permutation, permute
-from braidlm.kernels.routed.router import Route
-from braidlm.kernels.routed.router_inner import RouterInner
+from braidlm.kernels.routed.router import Route, RouterInner
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 from braidlm.model.dropout import leave_out
 from braidlm.model.routing.router import TopKRouter

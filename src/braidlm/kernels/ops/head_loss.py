@@ -35,7 +35,7 @@ def fast_exp2(x, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
 def row_log_sum_exp(  # type: ignore[no-untyped-def]
     start, columns, FAST: tl.constexpr, LANES: tl.constexpr, PER_LANE: tl.constexpr
 ):
-    """Of a row of logits."""
+    """The logarithm of the summed exponentials of a row of logits."""
     LOG2_E: tl.constexpr = 1.4426950408889634
     offsets = tl.arange(0, LANES)[:, None] * PER_LANE + tl.arange(0, PER_LANE)[None, :]
     lane_max = tl.full([LANES], -1e30, tl.float32)  # finite: a lane may have no elements, and inf - inf is NaN
@@ -116,7 +116,7 @@ def scale_(values: Tensor, factor: Tensor) -> Tensor:
 
 
 def head_gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Of a head's stream and its weight, from the gradient of its logits: the backward pass of every loss here."""
+    """The gradients of a head's stream and its weight, from that of its logits: the backward pass of all losses."""
     gradient, hidden, cast = ctx.saved_tensors
     needs_hidden, needs_weight = ctx.needs_input_grad[:2]
     weight_gradient = None

@@ -1,7 +1,7 @@
-"""A linear layer that reads a low-precision copy of its weight and computes a float32 weight gradient.
+"""Linear layers that read low-precision copies of their weights, and these copies, made by one launch for all.
 
-Autocast would launch further kernels for each weight to make the copy and to widen the gradient. The reference is
-`F.linear` on the low-precision copies.
+Autocast would launch further kernels for each weight to make the copy and to widen the gradient. The references are
+`F.linear` on the low-precision copies and `parameter.to(dtype)`.
 """
 
 from typing import Any
@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.ops.launch import addresses
 from braidlm.kernels.ops.tuned_products import tuned_product
+from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 
 MAX_SIDE_ROWS = 16384
@@ -81,3 +83,48 @@ class BiasGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         return gradient, gradient.sum(0, dtype=torch.float32)
+
+
+BLOCK, WARPS = 4096, 4
+"""Elements that a program copies."""
+COLUMNS = 3
+"""Columns of the table, for each program: the address to read from, the elements left there, the offset to write to."""
+ALIGNMENT = 64
+"""Copies begin at multiples of so many elements, as matrix products require."""
+
+
+@triton.jit
+def _cast(  # type: ignore[no-untyped-def]
+    table, casts, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):
+    table += tl.program_id(0) * COLUMNS
+    source = tl.load(table).to(tl.pointer_type(tl.float32))
+    count, target = tl.load(table + 1), tl.load(table + 2)
+    if ALIGNED:
+        source, count = tl.multiple_of(source, 16), tl.multiple_of(count, 4)
+    offsets = tl.arange(0, BLOCK)
+    x = tl.load(source + offsets, mask=offsets < count)
+    tl.store(casts + tl.multiple_of(target, 16) + offsets, x.to(casts.dtype.element_ty), mask=offsets < count)
+
+
+@torch.no_grad()
+def cast_all(parameters: list[Tensor], dtype: torch.dtype) -> Casts:
+    """Copies of float32 parameters in another type; parameters that have it already are not copied."""
+    there = {parameter: parameter.detach() for parameter in parameters if parameter.dtype == dtype}
+    parameters = [parameter for parameter in parameters if parameter not in there]
+    if not parameters:
+        return there
+    assert all(p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
+    starts, end, table = [], 0, []
+    for parameter in parameters:
+        starts.append(end)
+        for start in range(0, parameter.numel(), BLOCK):
+            table += [parameter.data_ptr() + 4 * start, parameter.numel() - start, end + start]
+        end += triton.cdiv(parameter.numel(), ALIGNMENT) * ALIGNMENT
+    casts = torch.empty(end, dtype=dtype, device=parameters[0].device)
+    aligned = all(p.data_ptr() % 16 == 0 and p.numel() % 4 == 0 for p in parameters)
+    device_table = addresses(tuple(table), casts.device)
+    _cast[(len(table) // COLUMNS,)](device_table, casts, aligned, COLUMNS, BLOCK, num_warps=WARPS)
+    return there | {
+        p: casts[begin : begin + p.numel()].view(p.shape) for p, begin in zip(parameters, starts, strict=True)
+    }

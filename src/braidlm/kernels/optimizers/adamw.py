@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from braidlm.kernels.optimizers.address_table import AddressTable
-from braidlm.kernels.optimizers.factors import factors_of
 from braidlm.kernels.optimizers.gradient_norm import chunks_of, clip_factor
+from braidlm.kernels.optimizers.tables import AddressTable, factors_of
 from braidlm.kernels.optional_triton import tl, triton
 
 BLOCK, WARPS = 4096, 8
 COLUMNS = 8
-"""Of the table: addresses of weight, gradient, both moments, learning rate, step and factor of the weight, and the
-number of elements."""
+"""Columns of the table: addresses of weight, gradient, both moments, learning rate, step and factor of the weight, and
+the number of elements."""
 
 
 @triton.jit

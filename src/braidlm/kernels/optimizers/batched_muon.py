@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, optim
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic polynomial, as in torch: it brings singular values near 1 in few steps, but not to it."""
+"""Coefficients of the quintic polynomial, as in torch: it brings singular values near 1 in few steps, but not to it."""
 SMALLEST_NORM = 1e-7
 
 

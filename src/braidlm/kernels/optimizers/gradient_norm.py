@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from braidlm.kernels.optimizers.address_table import AddressTable
+from braidlm.kernels.optimizers.tables import AddressTable
 from braidlm.kernels.optional_triton import tl, triton
 
 BLOCK, WARPS = 4096, 8
 COLUMNS = 3
-"""Of the table: addresses of gradient and step count (0 for a parameter without one), and the number of elements."""
+"""Columns of the table: addresses of gradient and step count (0 where there is none), and the number of elements."""
 
 
 @triton.jit

@@ -10,18 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from braidlm.kernels.optimizers.address_table import AddressTable
 from braidlm.kernels.optimizers.batched_muon import SMALLEST_NORM, BatchedMuon, lr_ratio
-from braidlm.kernels.optimizers.factors import factors_of
 from braidlm.kernels.optimizers.gradient_norm import clip_factor
 from braidlm.kernels.optimizers.newton_schulz import NewtonSchulz
+from braidlm.kernels.optimizers.tables import AddressTable, factors_of
 from braidlm.kernels.optional_triton import tl, triton
 
 TILE, WARPS = 64, 4
 """Rows and columns that a program reads; blocks of the products are made of whole tiles."""
 COLUMNS = 9
-"""Of the table: addresses of weight, gradient, momentum and learning rate, rows and columns, in the stack of all
-matrices the offset and the length of rows, negative for a matrix that is stored transposed, and the address of the
+"""Columns of the table: addresses of weight, gradient, momentum and learning rate, rows and columns, in the stack of
+all matrices the offset and the length of rows, negative for a matrix that is stored transposed, and the address of the
 weight's factor."""
 
 
@@ -110,7 +109,7 @@ class Matrix(NamedTuple):
     parameter: Tensor
     group: dict[str, Any]
     first: int
-    """Of the parameter's elements."""
+    """The index of the matrix's first element in the parameter."""
 
     @property
     def shape(self) -> tuple[int, int]:

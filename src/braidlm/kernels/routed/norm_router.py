@@ -191,7 +191,7 @@ class AddNormRoute(torch.autograd.Function):
 
 
 class CombineNormRoute(torch.autograd.Function):
-    """The same of a stream that is still to be combined: rows [R, width], weights [N, K] as for `Combine`.
+    """`AddNormRoute` of a stream that is still to be combined: rows [R, width], weights [N, K] as for `Combine`.
 
     `slot` belongs to the layer that computed the rows.
     """

@@ -12,16 +12,16 @@ class TeacherLogits(NamedTuple):
     """Teachers of a batch, and how much of the loss is theirs: text_weight x text + weight x KL(teachers || model)."""
 
     logits: tuple[Tensor, ...]
-    """Of each teacher [batch, time, vocabulary]. A model may have more entries, which are of no token: to those the
-    teachers give no probability."""
+    """The logits of each teacher [batch, time, vocabulary]. A model may have more entries, which are of no token: the
+    teachers give them no probability."""
     shares: tuple[float, ...]
-    """Of each teacher in the averaged probabilities; they add up to 1."""
+    """The share of each teacher in the averaged probabilities; the shares add up to 1."""
     text_weight: float
     weight: float
 
 
 class TopTokens(NamedTuple):
-    """The same of the k tokens that the teachers find most probable; all other tokens are one event."""
+    """Teachers of a batch by the k tokens that the teachers find most probable; all other tokens are one event."""
 
     ids: Tensor
     """[batch, time, k]."""

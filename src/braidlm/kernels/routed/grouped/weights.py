@@ -14,7 +14,7 @@ from torch import Tensor
 from braidlm.kernels.ops.launch import multiprocessors
 from braidlm.kernels.ops.product_blocks import FLOAT32_BLOCKS, Blocks, fit_blocks
 from braidlm.kernels.optional_triton import tl, triton
-from braidlm.kernels.routed.grouped.blocks import LARGE
+from braidlm.kernels.routed.grouped.products import LARGE
 from braidlm.kernels.routed.grouped.sums import row_sums, stacked, sum_splits, weighted_sums
 from braidlm.kernels.routed.permutation import Permutation
 
@@ -153,7 +153,7 @@ def weight_gradients(
     layout: WeightLayout | None = None,
     row_weights: list[Tensor] | None = None,
 ) -> None:
-    """The same for several layers, [L, ...], into float32 [L, E * in * out], followed by [E * out] of each if `bias`.
+    """The gradients for several layers, [L, ...], into float32 [L, E * in * out], followed by [E * out] if `bias`.
 
     A matrix has few blocks and its sums are long, so an expert's rows may be split among several programs.
     """

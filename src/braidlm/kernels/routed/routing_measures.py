@@ -1,11 +1,10 @@
-"""Means over the real tokens of what routers of one shape chose: most routing losses and measures are functions of
-them.
+"""The losses and measures of routers, by one kernel for all routers of one shape and beside the head.
 
-One kernel serves all routers. The reference of each mean is in `model.routing.losses`.
+Most are functions of means over the real tokens; the reference of each is in `model.routing.losses`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.optional_triton import tl, triton
-from braidlm.model.routing.losses import Measure, evaluate_together, load, switch, usage
-from braidlm.model.routing.routing import Routing
+from braidlm.kernels.side_stream import current_side_stream, on_side
+from braidlm.model.routing.losses import Measure, evaluate_together, load, routing_loss, switch, usage
+from braidlm.model.routing.routing import Routing, Routings
 
 ELEMENTS, MAX_TOKENS, PROGRAMS, WARPS = 1024, 256, 64, 4
 """Tokens times choices of a program's block, the maximum of its tokens, programs for each router, and their warps.
@@ -31,10 +31,10 @@ class Means:
     probability: Tensor
     """The only mean with a gradient."""
     share: Tensor
-    """Of the picks with a weight above 0; those of a token sum to 1."""
+    """Mean share of the picks with a weight above 0, of which the shares of one token sum to 1."""
     weight: Tensor
     picked: Tensor
-    """Of all picks, whatever their weights."""
+    """Mean number of picks, whatever their weights."""
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def block_tokens(choices: int) -> int:
 
 
 def choice_means(alike: list[Routing], real_BT: Tensor) -> Means:
-    """Of routings of one shape; `real_BT` says which tokens count."""
+    """The means of routings of one shape; `real_BT` says which tokens count."""
     names = ("probabilities_BTN", "chosen_BTK", "weights_BTK")
     parts = [getattr(routing, name) for name in names for routing in alike]
     return Means(*ChoiceMeans.apply(len(alike), real_BT.bool(), *parts).unbind(1))
@@ -126,3 +126,49 @@ def evaluate_means(measure: Measure, alike: list[Routing], real_BT: Tensor) -> T
     if measure not in OF_MEANS or alike[0].present_BT is not None:  # the means are of the same tokens for all
         return evaluate_together(measure, alike, real_BT)
     return OF_MEANS[measure](choice_means(alike, real_BT))
+
+
+READ = ("probabilities_BTN", "weights_BTK", "scores_BTN", "new_rows")
+"""The fields of a routing through which a loss has gradients."""
+
+
+class RoutingLoss(torch.autograd.Function):
+    """Routings, real tokens, the tokens of the whole batch, all differentiable tensors of the routings -> the loss.
+
+    The loss and its gradient are complete when the side stream is synchronized.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, routings: Routings, real_BT: Tensor, count: Tensor | float | None, *parts: Tensor) -> Tensor:
+        with on_side(current_side_stream(), real_BT, *parts, priority=True), torch.enable_grad():
+            leaves = [part.detach().requires_grad_() for part in parts]
+            share = 1.0 if count is None else real_BT.sum() / count
+            loss = routing_loss(_with_parts(routings, leaves), real_BT, evaluate_means) * share
+            gradients: tuple[Tensor | None, ...] = (None,) * len(leaves)
+            if loss.requires_grad:
+                gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        ctx.present = [gradient is not None for gradient in gradients]
+        ctx.save_for_backward(*(gradient for gradient in gradients if gradient is not None))
+        return loss.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = iter(torch._foreach_mul(list(ctx.saved_tensors), upstream) if ctx.saved_tensors else ())
+        return *[None] * 3, *(next(scaled) if present else None for present in ctx.present)
+
+
+def routing_loss_on_side(routings: Routings, real_BT: Tensor, count: Tensor | float | None) -> Tensor:
+    """`RoutingLoss` with the tensors of the routings."""
+    parts = [getattr(routing, name) for routing in routings for name in READ]
+    return RoutingLoss.apply(routings, real_BT, count, *(part for part in parts if part is not None))
+
+
+def _with_parts(routings: Routings, parts: list[Tensor]) -> Routings:
+    """The routings with other tensors."""
+    remaining = iter(parts)
+    replaced = []
+    for routing in routings:
+        leaves: dict[str, Any] = {name: next(remaining) for name in READ if getattr(routing, name) is not None}
+        replaced.append(replace(routing, **leaves))
+    return tuple(replaced)

@@ -1,4 +1,6 @@
-"""Tables of addresses, through which one launch reads many tensors."""
+"""What a launch over many tensors reads on the device: their addresses and sizes, and the factors of weights."""
+
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,3 +29,9 @@ class AddressTable:
         if self.captured is not None:
             self.tensor.copy_(self.captured)
             self.captured = None
+
+
+def factors_of(parameters: Sequence[Tensor], factors: Mapping[Tensor, Tensor]) -> list[Tensor]:
+    """The factor of each parameter on its device, 1 for one that has none; a kernel reads them there in each step."""
+    one = torch.ones((), device=parameters[0].device)
+    return [factors.get(parameter, one) for parameter in parameters]

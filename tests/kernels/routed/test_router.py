@@ -10,8 +10,7 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.routed.combine import Combine
 from braidlm.kernels.routed.norm_router import AddNormRoute, CombineNormRoute, NormRouteConfig, plain_add_norm_route
 from braidlm.kernels.routed.permutation import permute
-from braidlm.kernels.routed.router import Route, plain_route
-from braidlm.kernels.routed.router_inner import RouterInner, plain_router_inner
+from braidlm.kernels.routed.router import Route, RouterInner, plain_route, plain_router_inner
 from tests.kernels.comparison import assert_equal_with_gradients
 
 

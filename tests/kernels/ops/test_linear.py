@@ -6,9 +6,8 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor, nn
 
-from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.fold import Bank, fold, plain_fold
-from braidlm.kernels.ops.linear import Linear
+from braidlm.kernels.ops.linear import Linear, cast_all
 from tests.kernels.comparison import TOLERANCES, assert_close, assert_equal_with_gradients
 
 

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from braidlm.kernels.taught.soft_head_loss import taught_head_loss
+from braidlm.kernels.taught.soft_head_loss import taught_head_loss, top_tokens_to_gradient_
 from braidlm.kernels.taught.soft_targets import TopTokens
-from braidlm.kernels.taught.top_tokens_gradient import top_tokens_to_gradient_
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.features.distill.divergence import top_k_divergence
 from tests.kernels.comparison import TOLERANCES, assert_close

@@ -6,8 +6,7 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from braidlm.kernels.depths.choice import Choice, choose_tokens, plain_choose_tokens
-from braidlm.kernels.depths.enter import Enter, EnterConfig, plain_enter
+from braidlm.kernels.depths.enter import Choice, Enter, EnterConfig, choose_tokens, plain_choose_tokens, plain_enter
 from braidlm.kernels.depths.merge import Merge, MergeConfig, plain_merge
 from braidlm.kernels.depths.predict import Predict, plain_predict
 from braidlm.kernels.gradient_stacks import GradientStack, StackedRows
