@@ -56,7 +56,7 @@ def kernels_of(experts: int) -> dict[str, int]:
         "means": stack_of(
             routing_measures._sum_choices, TOP_K=4, MEANS=4, TOKENS=routing_measures.block_tokens(experts),
             CHOICES=experts,
-        )  # fmt: skip,
+        ),
         "route": stack_of(
             router._route_forward, TOP_K=4, RENORMALISE=True, ROWS=block["ROWS"], COLUMNS=block["COLUMNS"],
             CHOICES=experts, bias=None, balance=None,

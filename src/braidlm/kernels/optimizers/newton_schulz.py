@@ -36,8 +36,8 @@ BLOCKS = {
     LARGE_UNIT: ProductBlocks(Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 64, 8, 3)),
 }
 COLUMNS = 7
-"""Columns of the tables, for each program: its matrix, the length of the inner dimension, the length of the output's rows,
-and the offsets of the left and the right factor, of the output and of its mirror in a symmetric product."""
+"""Columns of the tables, for each program: its matrix, the length of the inner dimension, the length of the output's
+rows, and the offsets of the left and the right factor, of the output and of its mirror in a symmetric product."""
 
 
 class Place(NamedTuple):
@@ -143,7 +143,7 @@ class NewtonSchulz:
         self.gram_elements += rows * rows
 
     def _tables(self, unit: int, device: torch.device) -> list[Tensor]:
-        """The launches of the Gram matrices, of their polynomials and of the products with these; long ones come first."""
+        """The tables of Gram matrices, of their polynomials and of the products with these; long ones come first."""
         places = [(matrix, place) for matrix, place in enumerate(self.places) if place.unit == unit]
         places.sort(key=lambda place: -place[1].columns)
         symmetric, wide = self.blocks[unit]

@@ -14,18 +14,23 @@ def next_token_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None
     The sum over labels is divided by `count`, by default their number; with gradient accumulation or several processes
     the caller passes the count of the whole batch, so that every token has the same weight.
     """
-    flat, targets = logits.flatten(0, -2), labels.flatten()
+    flat, targets = _in_float32(logits.flatten(0, -2)), labels.flatten()
     if count is None:
-        return F.cross_entropy(flat.float(), targets, ignore_index=IGNORED)
-    return F.cross_entropy(flat.float(), targets, ignore_index=IGNORED, reduction="sum") / count
+        return F.cross_entropy(flat, targets, ignore_index=IGNORED)
+    return F.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="sum") / count
 
 
 def log_probabilities_of(logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
     """[token] of each of `tokens`, predicted by the row of logits [row, vocabulary] that `rows` [token] says."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = _in_float32(logits)
     return logits[rows, tokens] - logits.logsumexp(-1)[rows]
 
 
 def shift_labels(labels: Tensor) -> Tensor:
     """Move transformers' labels (equal to the inputs) to the positions that predict them."""
     return F.pad(labels[..., 1:], (0, 1), value=IGNORED)
+
+
+def _in_float32(logits: Tensor) -> Tensor:
+    """The logits in float32, or in float64 where they have it."""
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -281,8 +281,8 @@ def combined_backward(
     summed: bool,
     dropout: DropoutUse = NO_DROPOUT,
 ) -> tuple[Tensor | None, Tensor]:
-    """The gradient of rows from the gradient [N, out] of tokens' sums of rows, each times its weight [R], into `out`: its
-    sums.
+    """The gradient of rows from the gradient [N, out] of tokens' sums of rows, each times its weight [R], into `out`:
+    its sums.
 
     Also the projections of the rows on that gradient, without the layer's bias: float32 [parts, R], to be added up.
     `weighted` [R, in] gets the activation's value times the weight.
