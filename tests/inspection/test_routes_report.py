@@ -3,11 +3,14 @@
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("matplotlib")
+
+from braidlm.cli.main import main
 
 PROMPTS = [
     {"prompt": "abc", "domain": "stories"},
@@ -17,11 +20,23 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "p.jsonl"
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "p.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
     return path
+
+
+@pytest.fixture(scope="module")
+def written(folders: dict[str, Path], prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of three models, written over an older one."""
+    out = tmp_path_factory.mktemp("written") / "report"
+    out.mkdir()
+    for name in ("routes.html", "older.csv"):
+        (out / name).touch()
+    models = [folders[name] for name in ("letters", "stuck", "linear")]
+    assert main([str(word) for word in ("routes", *models, "--prompts", prompts, "--out", out, "--quiet")]) == 0
+    return out
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -60,10 +75,8 @@ def test_json_says_the_same(routes_verb, folders: dict[str, Path], prompts: Path
     assert len(letters["verdicts"]) == 2
 
 
-def test_the_folder(routes_verb, folders: dict[str, Path], prompts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "report"
-    shown = routes_verb(folders["letters"], folders["linear"], "--prompts", prompts, "--out", out, "--quiet")
-    assert shown.out.splitlines()[-1] == f"{out}/routes.html"
+def test_the_folder(written: Path) -> None:
+    out = written
     tables = {"summary", "decisions", "layers", "shares", "prompt_shares", "typical", "tokens"}
     assert {path.name for path in out.iterdir()} == {f"{name}.csv" for name in tables} | {
         "shares.png",
@@ -89,10 +102,8 @@ def test_the_folder(routes_verb, folders: dict[str, Path], prompts: Path, tmp_pa
     assert (out / "shares.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page(routes_verb, folders: dict[str, Path], prompts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "report"
-    routes_verb(folders["letters"], folders["stuck"], folders["linear"], "--prompts", prompts, "--out", out)
-    page = (out / "routes.html").read_text(encoding="utf-8")
+def test_the_page(written: Path) -> None:
+    page = (written / "routes.html").read_text(encoding="utf-8")
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
     assert "[/odd] &amp; &lt;one&gt;" in page
     assert '<span class="chip right" title="stories, stages.1.layers.0.join">1</span>' in page
@@ -108,7 +119,8 @@ def test_the_page(routes_verb, folders: dict[str, Path], prompts: Path, tmp_path
 
 def test_one_model_names_its_choices(routes_verb, folders: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "report"
-    assert routes_verb(folders["linear"], "--out", out).code == 0
+    shown = routes_verb(folders["linear"], "--out", out)
+    assert (shown.code, shown.out.splitlines()[-1]) == (0, f"{out}/routes.html")
     page = (out / "routes.html").read_text(encoding="utf-8")
     assert '<span class="chip right" title="stories, stages.1.layers.0.join">stories</span>' in page
     assert "Without a router, the path is named whose output is closest in cosine to the joined output." in page
@@ -125,18 +137,15 @@ def test_prompts_without_domains(routes_verb, folders: dict[str, Path], tmp_path
     assert "The texts have no domains" in (out / "routes.html").read_text(encoding="utf-8")
 
 
-def test_an_older_report_gives_way_and_other_folders_do_not(
-    routes_verb, folders: dict[str, Path], prompts: Path, tmp_path: Path
+def test_folders_of_other_files_are_refused(
+    routes_verb, folders: dict[str, Path], prompts: Path, written: Path, tmp_path: Path
 ) -> None:
-    arguments = (folders["letters"], "--prompts", prompts, "--quiet", "--out")
-    assert routes_verb(*arguments, tmp_path / "a").code == 0
-    assert routes_verb(*arguments, tmp_path / "a").code == 0
-    (tmp_path / "a" / "thesis.tex").write_text("x")
-    shown = routes_verb(*arguments, tmp_path / "a")
+    out = Path(shutil.copytree(written, tmp_path / "a"))
+    (out / "thesis.tex").write_text("x")
+    shown = routes_verb(folders["letters"], "--prompts", prompts, "--out", out)
     assert (shown.code, shown.out) == (2, "")
     assert "this exists already and is not a report of `braid routes`" in shown.err
-    assert (tmp_path / "a" / "thesis.tex").exists()
-    assert routes_verb(*arguments, prompts).code == 2
+    assert routes_verb(folders["letters"], "--prompts", prompts, "--out", prompts).code == 2
 
 
 def test_data_domains_and_paths(routes_verb, folders: dict[str, Path], tmp_path: Path) -> None:

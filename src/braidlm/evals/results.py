@@ -35,7 +35,7 @@ class TaskResult:
     count: int
     """Items: pairs, documents."""
     standard_error: float | None
-    """Of the score, from the spread of the items; None for a single item."""
+    """The standard error of the score, from the spread of the items; None for a single item."""
     higher_is_better: bool = True
     chance: float | None = None
     """The score of guessing."""
@@ -43,7 +43,7 @@ class TaskResult:
     by: dict[str, dict[str, Part]] = field(default_factory=dict)
     """Other partitions of the same items, by attributes of the data: field, phenomenon."""
     also: dict[str, float] = field(default_factory=dict)
-    """The same answers by other metrics."""
+    """The scores of the same answers by other metrics."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Counts that help to interpret the score."""
     items: dict[str, list[Any]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Comparison:
     difference: float
     """By how much the best is better, in the units of the score."""
     standard_error: float | None
-    """Of that difference."""
+    """The standard error of the difference."""
     paired: bool
     """Whether the error was computed item by item."""
     clear: bool
@@ -111,7 +111,7 @@ class Evaluation:
 
     models: list[ModelResults]
     tasks: dict[str, dict[str, Any]]
-    """Of each task: description, metric, licence, data and its hash."""
+    """The description, metric, licence, data and its hash of each task."""
     dtype: str
     versions: dict[str, str]
     over_runs: dict[str, dict[str, TaskResult]] = field(default_factory=dict)

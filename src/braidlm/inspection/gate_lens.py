@@ -48,7 +48,7 @@ class LayerLens:
 
 
 def perplexity(loss: float) -> float:
-    """Of a loss in nats per token; infinite where a floating point number cannot hold it."""
+    """The perplexity of a loss in nats per token; infinite where a floating point number cannot hold it."""
     try:
         return math.exp(loss)
     except OverflowError:

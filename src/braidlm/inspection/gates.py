@@ -18,7 +18,7 @@ from braidlm.opening.gating import gates_of
 MAX_WINDOW = 1024
 """Tokens that are read at once, where the model's context is longer."""
 TOKENS_PER_PASS = 4096
-"""Of all windows of a batch; the outputs of every layer are in memory at once."""
+"""Tokens of all windows of a batch; the outputs of every layer are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class LayerOutputs:
     hidden: Tensor
     """The layer's input."""
     plain: Tensor
-    """Its output without the gate."""
+    """The layer's output without the gate."""
     gated: Tensor
-    """Its output with the gate."""
+    """The layer's output with the gate."""
 
     @property
     def added(self) -> Tensor:
@@ -103,11 +103,9 @@ class GateActivity:
     activation: float
     """The mean size of the layer's outputs, over tokens and channels, with the gate."""
     activation_without: float
-    """The same without the gate."""
     mean: float
     """The mean of the layer's outputs themselves, with the gate."""
     mean_without: float
-    """The same without the gate."""
     relative: float
     """The norm of what the gate adds as a share of the norm of the layer's output without it, mean over tokens."""
     gain: float
@@ -140,28 +138,12 @@ class ModelGates:
         return [f"the {gates} {', '.join(zero)} {'is' if len(zero) == 1 else 'are'} still zero"]
 
 
-class _Sums:
-    """Sums over tokens of one layer and one domain, in float64."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.values = torch.zeros(5, dtype=torch.float64)
-
-    def add(self, layer: LayerOutputs, chosen: Tensor) -> None:
-        plain, gated, added = (one[chosen].double() for one in (layer.plain, layer.gated, layer.added))
-        share = added.norm(dim=-1) / plain.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-        means = [gated.abs().mean(-1), plain.abs().mean(-1), gated.mean(-1), plain.mean(-1), share]
-        self.values += torch.stack([one.sum() for one in means]).cpu()
-        self.tokens += int(chosen.sum())
-
-    def __add__(self, other: "_Sums") -> "_Sums":
-        total = _Sums()
-        total.tokens, total.values = self.tokens + other.tokens, self.values + other.values
-        return total
-
-    @property
-    def means(self) -> list[float]:
-        return (self.values / self.tokens).tolist()  # type: ignore[no-any-return]
+def _sums(layer: LayerOutputs, chosen: Tensor) -> Tensor:
+    """Sums over chosen tokens of a layer, in float64: their number, four means over channels, and the gate's share."""
+    plain, gated, added = (one[chosen].double() for one in (layer.plain, layer.gated, layer.added))
+    share = added.norm(dim=-1) / plain.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    means = [gated.abs().mean(-1), plain.abs().mean(-1), gated.mean(-1), plain.mean(-1), share]
+    return torch.stack([torch.ones_like(share).sum(), *(one.sum() for one in means)]).cpu()
 
 
 def kind_of_gates(model: Any) -> str:
@@ -169,6 +151,7 @@ def kind_of_gates(model: Any) -> str:
     return next(iter(gates_of(model).values())).choice.kind
 
 
+@torch.no_grad()
 def measure_gates(
     model: Any,
     texts: Sequence[Sequence[int]],
@@ -177,7 +160,8 @@ def measure_gates(
 ) -> list[GateActivity]:
     """What each gate of a model does over texts, each of which has a domain or none."""
     gates = gates_of(model)
-    sums: dict[tuple[int, str | None], _Sums] = {}
+    names = list(dict.fromkeys(domains))
+    sums = {(number, name): torch.zeros(6, dtype=torch.float64) for number in gates for name in names}
     widths: dict[int, int] = {}
     for one in gate_passes(model, texts, advance):
         of_rows = [domains[text] for text in one.texts]
@@ -185,15 +169,15 @@ def measure_gates(
             rows = torch.tensor([name == domain for name in of_rows], device=one.mask.device)
             chosen = one.mask.bool() & rows[:, None]
             for number, layer in one.layers.items():
-                sums.setdefault((number, domain), _Sums()).add(layer, chosen.to(layer.plain.device))
+                sums[number, domain] += _sums(layer, chosen.to(layer.plain.device))
                 widths[number] = layer.plain.shape[-1]
-    names = list(dict.fromkeys(domains))
     activities = []
     for number, gate in gates.items():
         of_domains = {name: sums[number, name] for name in names}
-        size, size_without, mean, mean_without, relative = sum(of_domains.values(), _Sums()).means
+        tokens, *totals = sum(of_domains.values(), torch.zeros(6, dtype=torch.float64)).tolist()
+        shares = {name: float(own[-1] / own[0]) for name, own in of_domains.items() if name is not None}
+        size, size_without, mean, mean_without, relative = (total / tokens for total in totals)
         gain = gain_of(gate, widths[number])
-        shares = {name: own.means[-1] for name, own in of_domains.items() if name is not None}
         activities.append(GateActivity(number, size, size_without, mean, mean_without, relative, gain, shares))
     return activities
 

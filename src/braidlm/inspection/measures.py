@@ -54,7 +54,7 @@ def information_by_chance(counts_TN: np.ndarray, domain_T: Sequence[int], seed: 
 
 
 def p_value(observed: float, by_chance: np.ndarray) -> float:
-    """Of the permutation test; never 0, since the observed order is itself one permutation."""
+    """The p-value of the permutation test; never 0, since the observed order is itself one permutation."""
     return float((1 + (by_chance >= observed - 1e-12).sum()) / (1 + len(by_chance)))
 
 
@@ -80,33 +80,32 @@ class LayerTally:
     """What one layer chose."""
 
     layer: str
-    """Its address."""
+    """The address of the layer."""
     decisions: int
     """How many tokens chose."""
     shares: dict[str, float]
-    """Of all decisions, by choice: a token decides for the one with the largest weight."""
+    """The share of each choice in all decisions: a token decides for the choice with the largest weight."""
     by_domain: dict[str, dict[str, float]]
-    """The same for the texts of each domain."""
+    """`shares` over the texts of each domain."""
     load: dict[str, float]
-    """Of all picks, by choice: with top-k each token makes k picks."""
+    """The share of each choice in all picks: with top-k each token makes k picks."""
     load_by_domain: dict[str, dict[str, float]]
     weight: dict[str, float]
-    """Of the router's weights, by choice."""
+    """The share of each choice in the router's weights."""
     weight_by_domain: dict[str, dict[str, float]]
     entropy: float
-    """Of the load, in bits."""
+    """The entropy of the load, in bits."""
     judged: int = 0
     """Decisions about texts whose domain has a path here."""
     accuracy: float | None = None
-    """The share of them for that path."""
+    """The share of judged decisions that are for the domain's path."""
     accuracy_by_chance: float | None = None
-    """The same shares would give this without looking at the text."""
+    """The accuracy that these shares would give without looking at the text."""
     information: float | None = None
-    """Between domain and choice, in bits; None with less than two domains."""
+    """The mutual information between domain and choice, in bits; None with less than two domains."""
     information_by_chance: float | None = None
-    """Its mean when the domains are permuted at random among the texts."""
+    """The mean information when the domains are permuted at random among the texts."""
     p_value: float | None = None
-    """Of the permutation test."""
     domain_entropy: float | None = None
     """The upper bound of the information, in bits."""
 
@@ -120,7 +119,7 @@ class Tally:
     decisions: int
     """Over all layers that choose between paths; of a model without paths, over all."""
     shares: dict[str, float]
-    """Of the paths over those layers; empty for a model without paths, whose layers have different experts."""
+    """The share of each path over those layers; empty without paths, since layers have different experts."""
     accuracy: float | None
     accuracy_by_chance: float | None
     layers: list[LayerTally | None] = field(default_factory=list)
@@ -198,18 +197,11 @@ def _tally_layer(
     picks_TN = np.array([counts_of(one.chosen_LKT[index], size) for one in choices])
     weights_TN = np.array([counts_of(one.chosen_LKT[index], size, one.weights_LKT[index]) for one in choices])
     groups = [text.domain or NO_DOMAIN for text in texts]
+    totals = [named_shares(counted.sum(0), names) for counted in (counts_TN, picks_TN, weights_TN)]
     joint, load, weight = (_by_group(counted, groups) for counted in (counts_TN, picks_TN, weights_TN))
-    layer_tally = LayerTally(
-        layer=layer.name,
-        decisions=int(counts_TN.sum()),
-        shares=named_shares(counts_TN.sum(0), names),
-        by_domain={group: named_shares(counts, names) for group, counts in joint.items()},
-        load=named_shares(picks_TN.sum(0), names),
-        load_by_domain={group: named_shares(counts, names) for group, counts in load.items()},
-        weight=named_shares(weights_TN.sum(0), names),
-        weight_by_domain={group: named_shares(sums, names) for group, sums in weight.items()},
-        entropy=entropy(picks_TN.sum(0)),
-    )
+    named = [{g: named_shares(sums, names) for g, sums in sums_of.items()} for sums_of in (joint, load, weight)]
+    both = (one for pair in zip(totals, named, strict=True) for one in pair)
+    layer_tally = LayerTally(layer.name, int(counts_TN.sum()), *both, entropy=entropy(picks_TN.sum(0)))
     domains = [group for group in joint if group != NO_DOMAIN]
     if not domains:
         return layer_tally
@@ -239,6 +231,6 @@ def _index(names: Sequence[str], name: str | None) -> int | None:
 
 
 def _judged_mean(layers: Sequence[LayerTally], key: str) -> float | None:
-    """Over all decisions that have a right one."""
+    """The mean over all decisions that have a right choice."""
     judged = sum(layer.judged for layer in layers)
     return sum(getattr(layer, key) * layer.judged for layer in layers if layer.judged) / judged if judged else None

@@ -103,9 +103,9 @@ class RoutingReport:
     """All models, side by side."""
 
     models: list[ModelRoutes]
-    """Those with paths or experts."""
+    """The models with paths or experts."""
     gated: list[ModelGates] = field(default_factory=list)
-    """Those with gates."""
+    """The models with gates."""
 
     @property
     def choices(self) -> list[str]:

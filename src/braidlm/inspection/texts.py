@@ -55,7 +55,7 @@ class DataSource:
     max_tokens: int
     """How many tokens are read, in documents from the beginning."""
     held_out: float | None = None
-    """Of packed data: only the share of documents that a recipe with this `holdout` never trains on."""
+    """Only this share of packed documents is read, which a recipe with this `holdout` never trains on."""
     called: str = ""
     """What errors call it; by default the option of `braid routes`."""
 
@@ -77,7 +77,7 @@ class DataSource:
             plan_shards([self.path], ReadOptions())
 
     def texts(self, tokenizer: BraidTokenizer) -> list[Text]:
-        """Its documents, without the end of text; the last one is cut at `max_tokens` in all."""
+        """The documents of the data set, without the end of text; the last one is cut at `max_tokens` in all."""
         texts: list[Text] = []
         left = self.max_tokens
         for ids in self._documents(tokenizer):

@@ -1,4 +1,4 @@
-"""The same prompts continued by several models, and the report of such a study."""
+"""Prompt studies: several models continue the same prompts, and a report shows them side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -55,7 +55,7 @@ class Table:
     keep: int = 0
     """If above 0, columns that do not fit the terminal go into further tables, which repeat the first `keep`."""
     data: "Table | None" = None
-    """The same table for programs, if that has other columns or more digits: the CSV file holds it."""
+    """What the CSV file holds, if programs need other columns or more digits."""
 
     def __post_init__(self) -> None:
         self.rows = [list(row) for row in self.rows]

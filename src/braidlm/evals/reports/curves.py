@@ -16,7 +16,7 @@ class Point:
 
     curve: str
     model: str
-    """Its name among the results."""
+    """The name of the model among the results."""
     scores: dict[str, float] = field(default_factory=dict, kw_only=True)
     """By task; other measures of a task are under `task.measure`."""
     standard_errors: dict[str, float | None] = field(default_factory=dict, kw_only=True)
