@@ -17,7 +17,7 @@ from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import versions
 from braidlm.core.report.write import check_out, write
-from braidlm.evals.babylm.averages import babylm_averages, facts_of
+from braidlm.evals.babylm.averages import babylm_averages
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.harness.tasks import PREFIX, open_harness
 from braidlm.evals.reports.dynamics_report import dynamics_report
@@ -92,7 +92,7 @@ def evaluate(
     for run, checkpoints in evaluation.runs.items() if run_tasks else ():
         evaluation.over_runs[run] = {name: data.score_run(name, checkpoints) for name, data in run_tasks.items()}
     evaluation.verdicts = compare_best(evaluation.models)
-    evaluation.averages = facts_of(babylm_averages(evaluation))
+    evaluation.averages = babylm_averages(evaluation)
     if out is not None:
         write(scores_report(evaluation), out, "results", ("md",) if evaluation.runs else ("html", "md"))
         if evaluation.runs:

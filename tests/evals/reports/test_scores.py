@@ -15,7 +15,7 @@ from braidlm.core.report.html import html
 from braidlm.core.report.report import Strong
 from braidlm.core.report.text import csv_text
 from braidlm.core.report.text import markdown as as_markdown
-from braidlm.evals.babylm.averages import averages, babylm_average, facts_of
+from braidlm.evals.babylm.averages import averages, babylm_average
 from braidlm.evals.reports.dynamics_report import dynamics_report
 from braidlm.evals.reports.scores import explanations, long_table, score_table, scores_report
 from braidlm.evals.results import Evaluation, ModelResults, Part, ResultCache, TaskResult
@@ -181,9 +181,7 @@ def babylm(score: float) -> dict[str, TaskResult]:
 def test_averages_stand_under_a_whole_suite_and_only_there() -> None:
     models = [ModelResults(name, "", "", tasks=babylm(score)) for name, score in (("a", 40.0), ("b", 50.0))]
     tasks = {name: {**FACTS, "data": "", "sha256": ""} for name in models[0].tasks}
-    found = Evaluation(
-        models, tasks, "float32", {}, averages=facts_of({m.name: babylm_average(m.tasks) for m in models})
-    )
+    found = Evaluation(models, tasks, "float32", {}, averages={m.name: babylm_average(m.tasks) for m in models})
     assert rows(found)[-2:] == [
         ["BabyLM average", "", "", "40.00", "50.00"],
         ["BabyLM average by column", "", "", "40.00", "50.00"],
@@ -191,7 +189,7 @@ def test_averages_stand_under_a_whole_suite_and_only_there() -> None:
     assert "without GLUE, comps." in markdown(found), "what is missing is said"
     for model in models:
         del model.tasks["ewok_fast"]
-    found.averages = facts_of({model.name: babylm_average(model.tasks) for model in models})
+    found.averages = {model.name: babylm_average(model.tasks) for model in models}
     assert averages(found) == []
 
 

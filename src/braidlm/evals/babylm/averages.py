@@ -10,7 +10,7 @@ Two definitions are in use, and differ by several points:
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from braidlm.evals.babylm.conventions import AOA, GLUE
@@ -62,22 +62,6 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class BabylmAverage:
-    """One model's averages, in percent; None where none of its tasks was evaluated."""
-
-    challenge: float | None
-    challenge_with_aoa: float | None
-    by_column: float | None
-    by_column_with_aoa: float | None
-    scores: dict[str, float] = field(default_factory=dict)
-    """The score of each benchmark, GLUE's tasks by their own names."""
-    columns: dict[str, float] = field(default_factory=dict)
-    """The scores by the columns of the MoEP paper's Table 1."""
-    missing: list[str] = field(default_factory=list)
-    """Benchmarks that are not in the averages: averages over different benchmarks are not comparable."""
-
-
-@dataclass(frozen=True)
 class Average:
     """One kind of average in a table, of all models that have it."""
 
@@ -87,10 +71,16 @@ class Average:
     """The average of each model."""
 
 
-def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = None) -> BabylmAverage:
-    """From a model's results by task, and its run's age of acquisition, if that was measured."""
+def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = None) -> dict[str, Any]:
+    """The averages of a model's results by task, and of its run's age of acquisition, if that was measured.
+
+    In percent, rounded to two decimals, by the names of `KINDS`; None where none of the tasks was evaluated. Beside
+    them: `scores` of each benchmark (GLUE's tasks by their own names), `columns` of the MoEP paper's Table 1, and the
+    benchmarks that are `missing`, without which averages are not comparable.
+    """
     scores = dict(_scores(results))
-    glue = {name: _accuracy(results[name]) for name in GLUE if name in results}
+    # The challenge of 2025 counts accuracy for every GLUE task; the score of some of our tasks is another metric.
+    glue = {name: results[name].also.get("accuracy", results[name].score) for name in GLUE if name in results}
     row = [*scores.values(), *([sum(glue.values()) / len(glue)] if glue else [])]
     columns = {
         column: sum(scores[name] for name in names) / len(names)
@@ -99,39 +89,27 @@ def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = N
     }
     columns |= {GLUE_COLUMNS[name]: score for name, score in glue.items()}
     table = list(columns.values())
-    extra = [] if aoa is None else [aoa.score]
-    all_scores = {**scores, **glue, **({} if aoa is None else {AOA: aoa.score})}
-    return BabylmAverage(
-        challenge=_mean(row),
-        challenge_with_aoa=_mean([*row, *extra]) if extra else None,
-        by_column=_mean(table),
-        by_column_with_aoa=_mean([*table, *extra]) if extra else None,
-        scores=all_scores,
-        columns=columns,
-        missing=[name for name in (*ONE_OF, *READING, *GLUE, AOA) if name not in all_scores],
-    )
+    extra = {} if aoa is None else {AOA: aoa.score}
+    all_scores = {**scores, **glue, **extra}
+    return {
+        "challenge": _mean(row),
+        "challenge_with_aoa": _mean([*row, *extra.values()]) if extra else None,
+        "by_column": _mean(table),
+        "by_column_with_aoa": _mean([*table, *extra.values()]) if extra else None,
+        "scores": {name: round(score, 2) for name, score in all_scores.items()},
+        "columns": {name: round(score, 2) for name, score in columns.items()},
+        "missing": [name for name in (*ONE_OF, *READING, *GLUE, AOA) if name not in all_scores],
+    }
 
 
-def babylm_averages(evaluation: Evaluation) -> dict[str, BabylmAverage]:
+def babylm_averages(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
     """The averages of every model that was evaluated on several BabyLM tasks."""
     tasks = {name for names in ONE_OF.values() for name in names} | {"reading", *GLUE}
-    averages = {}
-    for model in evaluation.models:
-        if len(tasks & set(model.tasks)) > 1:
-            run = evaluation.over_runs.get(model.run or "", {})
-            averages[model.name] = babylm_average(model.tasks, run.get(AOA))
-    return averages
-
-
-def facts_of(averages: Mapping[str, BabylmAverage]) -> dict[str, Any]:
-    """Plain data, rounded to two decimals."""
-    return {name: {key: _rounded(value) for key, value in vars(one).items()} for name, one in averages.items()}
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: round(score, 2) for key, score in value.items()}
-    return round(value, 2) if isinstance(value, float) else value
+    return {
+        model.name: babylm_average(model.tasks, evaluation.over_runs.get(model.run or "", {}).get(AOA))
+        for model in evaluation.models
+        if len(tasks & set(model.tasks)) > 1
+    }
 
 
 def averages(evaluation: Evaluation) -> list[Average]:
@@ -162,13 +140,8 @@ def _scores(results: Mapping[str, TaskResult]) -> Iterator[tuple[str, float]]:
         yield from ((name, results["reading"].parts[name].score) for name in READING)
 
 
-def _accuracy(result: TaskResult) -> float:
-    """The challenge of 2025 counts accuracy for every GLUE task; the score of some of our tasks is another metric."""
-    return result.also.get("accuracy", result.score)
-
-
 def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return round(sum(values) / len(values), 2) if values else None
 
 
 def published_rows(columns: Iterable[str]) -> dict[str, dict[str, float]]:

@@ -31,25 +31,27 @@ FUNCTIONS = {
 HUMANEVAL_EXAMPLE = (
     '{"task_id": "x/0", "prompt": "def f(x):\\n", "entry_point": "f", "test": "def check(candidate): ..."}'
 )
-CODE_SETTINGS = ("code_samples", "code_temperature", "code_top_p")
+
+
+class _CodeTask(Task):
+    metric = "pass@1, %"
+    version = 2  # tests run apart from programs
+    uses: tuple[str, ...] = ("code_samples", "code_temperature", "code_top_p")
 
 
 @TASKS.register("humaneval")
-class HumanEval(Task):
+class HumanEval(_CodeTask):
     """Chen and others (2021), "Evaluating large language models trained on code": prompts and stops as there."""
 
     description = "HumanEval: Python functions from their description, run against tests (needs --allow-code-execution)"
     size = "164 problems"
     licence = "MIT"
-    metric = "pass@1, %"
     locations = (
         *("maths-and-code/HumanEval.jsonl.gz", "human-eval/data/HumanEval.jsonl.gz"),
         *("HumanEval.jsonl.gz", "humaneval"),
     )
     hub = HubSource("openai/openai_humaneval", "openai_humaneval", ("test",))
     fetch = f"`git clone https://github.com/openai/human-eval DATA/human-eval`, or {hub.command}"
-    version = 2  # tests run apart from programs
-    uses = CODE_SETTINGS
 
     def open(self, path: Path) -> CodeProblems:
         rows = rows_of(unpacked_files(path), path, HUMANEVAL_EXAMPLE)
@@ -82,7 +84,7 @@ TEST_TASKS = range(11, 511)
 
 
 @TASKS.register("mbpp")
-class Mbpp(Task):
+class Mbpp(_CodeTask):
     """Austin and others (2021), "Program synthesis with large language models": their prompt with three examples."""
 
     description = (
@@ -90,12 +92,10 @@ class Mbpp(Task):
     )
     size = "500 problems (tasks 11 to 510)"
     licence = "CC BY 4.0"
-    metric = "pass@1, %"
     locations = ("maths-and-code/mbpp.jsonl", "mbpp.jsonl", "mbpp")
     hub = HubSource("google-research-datasets/mbpp", "full", ("prompt", "test"))
     fetch = f"It is `mbpp/mbpp.jsonl` of https://github.com/google-research/google-research, or {hub.command}"
-    version = 2  # tests run apart from programs
-    uses = (*CODE_SETTINGS, "shots")
+    uses = (*_CodeTask.uses, "shots")
 
     def open(self, path: Path) -> CodeProblems:
         rows = rows_of(unpacked_files(path), path, MBPP_EXAMPLE)
@@ -205,7 +205,7 @@ CPP_IMPORTS = ("stdlib.h", "algorithm", "math.h", "stdio.h", "vector", "string",
 
 
 @TASKS.register("humaneval_x")
-class HumanEvalX(Task):
+class HumanEvalX(_CodeTask):
     """Zheng and others (2023), "CodeGeeX": code generation, cut and tested as in its repository."""
 
     description = "HumanEval in Python, C++, Java, JavaScript and Go, run against tests (needs --allow-code-execution)"
@@ -214,8 +214,6 @@ class HumanEvalX(Task):
     metric = "pass@1, % (mean over the languages that could be run)"
     locations = ("maths-and-code/humaneval-x", "humaneval-x", "CodeGeeX/codegeex/benchmark/humaneval-x")
     fetch = "`git clone https://github.com/THUDM/CodeGeeX DATA/CodeGeeX` gets it."
-    version = 2  # tests run apart from programs
-    uses = CODE_SETTINGS
 
     def open(self, path: Path) -> CodeProblems:
         files = unpacked_files(path, f"{PREFIX}*.jsonl")
