@@ -43,7 +43,7 @@ def test_problems_are_asked_as_they_are_trained(said: dict) -> None:
     opened().evaluate("arithmetic", evaluated())
     row = arithmetic_row(0, 0)
     document = document_of(row, ReadOptions(fields=("question",), answer="answer"), "")
-    assert opened().format.prompt(row["question"], 0) == document.text[: document.prompt].rstrip()
+    assert opened().prompt(row["question"], 0) == document.text[: document.prompt].rstrip()
     assert said["prompts"][0] == f"<|endoftext|>Question: {opened().items[0].text}\nAnswer:"
 
 

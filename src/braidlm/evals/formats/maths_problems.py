@@ -28,18 +28,18 @@ class Question:
     """Other attributes beside the part: name and value."""
 
 
-@dataclass(frozen=True)
-class QuestionFormat:
-    """The prompt of a question, and how answers are read."""
+@dataclass
+class MathsProblems(TaskItems[Question]):
+    """The questions of a task, read and checked: their prompt, and how answers are read."""
 
     template: str
     """A question up to where the solution begins; `{}` is the question."""
-    examples: Sequence[tuple[str, str]]
     stop: str
     """The beginning of the next question."""
     max_tokens: int
     is_right: Callable[[str, str], bool]
     """Whether a solution has the answer."""
+    examples: Sequence[tuple[str, str]] = ()
     also: dict[str, Callable[[str, str], bool]] = field(default_factory=dict)
     """Other rules to read the answer, by name."""
     after_end: bool = False
@@ -47,22 +47,12 @@ class QuestionFormat:
 
     def prompt(self, question: str, shots: int) -> str:
         """The first `shots` examples, and the question."""
-        solved = "".join(f"{self._filled(text)} {solution}\n\n" for text, solution in self.examples[:shots])
-        return solved + self._filled(question)
-
-    def _filled(self, question: str) -> str:
-        return self.template.replace("{}", question)
-
-
-@dataclass
-class MathsProblems(TaskItems[Question]):
-    """The questions of a task, read and checked."""
-
-    format: QuestionFormat
+        solved = [f"{self.template.replace('{}', text)} {solution}\n\n" for text, solution in self.examples[:shots]]
+        return "".join(solved) + self.template.replace("{}", question)
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that would fail later, before any model runs."""
-        count = len(self.format.examples)
+        count = len(self.examples)
         if settings.shots is not None and not 0 <= settings.shots <= count:
             raise BraidError(f"this task has {count} examples, and {settings.shots} are asked for", "shots")
 
@@ -71,17 +61,17 @@ class MathsProblems(TaskItems[Question]):
         from braidlm.evals.scoring.completions import complete, token_budget  # imports torch
 
         self.check(model.settings)
-        shots = len(self.format.examples) if model.settings.shots is None else model.settings.shots
-        budget = token_budget(model, self.format.max_tokens)
+        shots = len(self.examples) if model.settings.shots is None else model.settings.shots
+        budget = token_budget(model, self.max_tokens)
         prompts, fewer, truncated = [], 0, 0
         for question in self.items:
             ids, used = self._fitted(question, model, shots, budget.prompt)
             fewer += used < shots
             truncated += budget.prompt is not None and len(ids) > budget.prompt
             prompts.append(ids if budget.prompt is None else ids[-budget.prompt :])
-        is_finished = functools.partial(contains_any, stops=[self.format.stop])
+        is_finished = functools.partial(contains_any, stops=[self.stop])
         completions = complete(model, prompts, budget.new, [is_finished] * len(prompts), advance=advance)
-        solutions = [truncate_at(completion.text, [self.format.stop]) for completion in completions]
+        solutions = [truncate_at(completion.text, [self.stop]) for completion in completions]
         unfinished = sum(completion.stopped == "limit" for completion in completions)
         notes = {"shots": shots, "unfinished": unfinished, "with fewer examples": fewer, "prompts cut": truncated}
         return self._result(task, solutions, notes)
@@ -93,18 +83,18 @@ class MathsProblems(TaskItems[Question]):
         from braidlm.evals.scoring.completions import prompt_ids
 
         for used in range(shots, -1, -1):
-            prompt, pauses = self.format.prompt(question.text, used), model.settings.pauses
-            ids = prompt_ids(model.tokenizer, prompt, pauses, self.format.after_end)
+            prompt, pauses = self.prompt(question.text, used), model.settings.pauses
+            ids = prompt_ids(model.tokenizer, prompt, pauses, self.after_end)
             if max_length is None or len(ids) <= max_length:
                 break
         return ids, used
 
     def _result(self, task: str, solutions: Sequence[str], notes: dict[str, int]) -> TaskResult:
-        right = [self.format.is_right(s, q.answer) for s, q in zip(solutions, self.items, strict=True)]
+        right = [self.is_right(s, q.answer) for s, q in zip(solutions, self.items, strict=True)]
         kinds = dict.fromkeys(kind for question in self.items for kind in question.by)
         also = {
             name: 100 * sum(rule(s, q.answer) for s, q in zip(solutions, self.items, strict=True)) / len(solutions)
-            for name, rule in self.format.also.items()
+            for name, rule in self.also.items()
         }
         return accuracy(
             task,

@@ -16,7 +16,6 @@ from braidlm.data.sources.format import ANSWER, QUESTION, TEMPLATE
 from braidlm.evals.formats.maths_problems import (
     MathsProblems,
     Question,
-    QuestionFormat,
     last_boxed,
     last_number,
     plain_number,
@@ -53,7 +52,9 @@ class Gsm8k(Task):
 
     def open(self, path: Path) -> MathsProblems:
         rows = rows_of(unpacked_files(path, "test.jsonl"), path, GSM8K_EXAMPLE)
-        question_format = QuestionFormat(
+        return MathsProblems(
+            [_gsm8k_question(row) for row in rows],
+            rows.sha256,
             template="Q: {}\nA:",
             examples=EXAMPLES["gsm8k"],
             stop="Q:",
@@ -61,7 +62,6 @@ class Gsm8k(Task):
             is_right=lambda solution, answer: stated_number(solution) == answer,
             also={"by the last number": lambda solution, answer: last_number(solution) == answer},
         )
-        return MathsProblems([_gsm8k_question(row) for row in rows], rows.sha256, question_format)
 
 
 def _gsm8k_question(row: Row) -> Question:
@@ -91,14 +91,15 @@ class Math(Task):
 
     def open(self, path: Path) -> MathsProblems:
         rows = rows_of(_math_files(path), path, MATH_EXAMPLE)
-        question_format = QuestionFormat(
+        return MathsProblems(
+            [_math_question(row) for row in rows],
+            rows.sha256,
             template="Problem:\n{}\n\nSolution:",
             examples=EXAMPLES["math"],
             stop="Problem:",
             max_tokens=512,
             is_right=lambda solution, answer: same_expression(stated_expression(solution), answer),
         )
-        return MathsProblems([_math_question(row) for row in rows], rows.sha256, question_format)
 
 
 def _math_files(path: Path) -> list[TextFile]:
@@ -140,14 +141,14 @@ class Arithmetic(Task):
             Question(problem.question, str(problem.answer), problem.kind, {"digits": str(len(str(problem.answer)))})
             for problem in problems
         ]
-        question_format = QuestionFormat(
+        digest = hashlib.sha256("\0".join(f"{item.text}\0{item.answer}" for item in questions).encode())
+        return MathsProblems(
+            questions,
+            digest.hexdigest(),
             template=TEMPLATE.removesuffix(ANSWER).rstrip().replace(QUESTION, "{}"),
-            examples=(),
             stop="Question:",
             max_tokens=96,
             is_right=lambda solution, answer: (stated_number(solution) or last_number(solution)) == answer,
             after_end=True,
             also={"stated after ####": lambda solution, answer: stated_number(solution) == answer},
         )
-        digest = hashlib.sha256("\0".join(f"{item.text}\0{item.answer}" for item in questions).encode())
-        return MathsProblems(questions, digest.hexdigest(), question_format)
