@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from measure import record
 
-from braidlm.bridges.formats.gguf.bridge import GgufBridge
+from braidlm.bridges.formats.gguf import GgufBridge
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.data.corpora.builtin import documents
 from braidlm.data.tokenizing.build import BraidTokenizer

@@ -15,7 +15,7 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model, save_model
-from braidlm.core.models.trained_length import trained_length
+from braidlm.core.models.runs import trained_length
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.edit import edit
 from braidlm.edits.modules import layers_of, modules_of

@@ -15,8 +15,8 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer
 from braidlm.edits.edit import edit
-from braidlm.edits.modules import layers_of, modules_of
-from braidlm.edits.usage import all_modules, measure_usage
+from braidlm.edits.modules import all_modules, calibrate, layers_of, measure_usage, modules_of
+from braidlm.edits.prune import Prune
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
@@ -158,9 +158,25 @@ def test_a_share_of_the_parameters(tmp_path: Path, text: Path, criterion: Any, n
     assert lineage["sources"][0]["sha256"]
 
 
-def test_frequency_counts_the_tokens_that_chose_a_module(tmp_path: Path, text: Path) -> None:
-    from braidlm.edits.usage import measure_usage
+@pytest.mark.parametrize("normalise", ["max", "sum"])
+def test_the_least_used_modules_go_first(tmp_path: Path, text: Path, normalise: Any) -> None:
+    """No module that went was used more than one that stayed beside another in its layer."""
+    folder = model_folder(tmp_path / "source")
+    source = OpenedBraid(folder)
+    calibration = calibrate(source, str(text), 100_000, "frequency")
+    plan = Prune(str(text), keep=0.8, normalise=normalise).plan_for(source, calibration)
+    left = [one.names for layer in layers_of(ModelInfo(plan.model.config)) for one in modules_of(layer)]
+    gone, stayed = [], []
+    for one, names in zip(all_modules(source), left, strict=True):
+        used = calibration.usage[one.address]
+        shares = (used / (used.max() if normalise == "max" else used.sum())).tolist()
+        gone += [share for name, share in zip(one.names, shares, strict=True) if name not in names]
+        stayed += [share for name, share in zip(one.names, shares, strict=True) if name in names and len(names) > 1]
+    assert gone
+    assert max(gone) <= min(stayed)
 
+
+def test_frequency_counts_the_tokens_that_chose_a_module(tmp_path: Path, text: Path) -> None:
     model = load_model(model_folder(tmp_path / "source"))
     modules = [one for layer in layers_of(ModelInfo(model.config)) for one in modules_of(layer)]
     texts = [list(range(10)), list(range(5, 30))]

@@ -73,6 +73,16 @@ def test_weights_are_off_by_half_a_step_at_most(
         assert ((dense(codes, rows.shape) - rows).abs() <= bound + 1e-6 * size).all()
 
 
+def test_codes_use_their_whole_range() -> None:
+    """The largest weight of a row has the largest code: a scale that is too large would waste codes and lose bits."""
+    rows = torch.randn(12, 64, generator=torch.Generator().manual_seed(3))
+    eight, four = codes_of_8_bits(rows), codes_of_4_bits(rows, 32)
+    assert (eight.weight.int().abs().amax(-1) >= 127).all()
+    codes = torch.stack((four.weight & 15, four.weight >> 4), -1).flatten(-2).unflatten(-1, (-1, 32)).int()
+    assert (codes.amax(-1) - codes.amin(-1) >= 14).all()  # of 15: the code for zero is rounded too
+    assert (dense(eight, rows.shape) - rows).abs().max() <= rows.abs().max() / 255 + 1e-6
+
+
 def test_codes_are_those_of_torchao() -> None:
     primitives = pytest.importorskip("torchao.quantization.quant_primitives", reason="torchao is not installed")
     rows = torch.randn(12, 64)

@@ -15,7 +15,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.edit import edit
-from braidlm.edits.selecting.rules import SCORES, THRESHOLDS, judge
+from braidlm.edits.gate_selection import SCORES, THRESHOLDS, judge
 from braidlm.opening.gating import gates_of, without
 from tests.edits.small_models import text_file
 from tests.tiny_models import random_ids, tiny_model

@@ -12,7 +12,7 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.core.models.integrity import model_hash
-from braidlm.edits.composing.averaging import posterior_shares
+from braidlm.edits.composing.path_models import posterior_shares
 from braidlm.model.config.strict import encode
 from braidlm.model.paths.average import AverageHead, PosteriorHead
 from braidlm.model.paths.switches import use_paths

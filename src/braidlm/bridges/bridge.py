@@ -124,7 +124,7 @@ class ExportTarget(Protocol):
 
     @property
     def shapes(self) -> Shapes:
-        """Of every tensor that it needs, except of a tied head."""
+        """The shapes of all tensors that the target needs, except of a tied head."""
 
     def write(
         self, out: Path, tensors: dict[str, Tensor], tokenizer: BraidTokenizer | None, lineage: dict[str, Any]

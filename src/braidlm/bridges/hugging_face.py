@@ -137,7 +137,7 @@ class TransformersTarget(FolderTarget):
         self.model.tie_weights()
         self.model.save_pretrained(folder)
         path = folder / "config.json"
-        write_json(path, read_json(path) | older_rope_settings(self.model.config))
+        write_json(path, read_json(path) | older_rope_settings(getattr(self.model.config, "rope_parameters", None)))
 
 
 def read_config(folder: Path, model_type: str) -> dict[str, Any]:

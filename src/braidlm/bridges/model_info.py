@@ -38,9 +38,14 @@ class ModelInfo:
         """Every tensor of the model on the meta device under the name that it is saved under."""
         return {name: tensor for name, tensor in self.model.state_dict().items() if name not in self.model.tied}
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers the saved tensors hold."""
+        return sum(tensor.numel() for tensor in self.tensors.values())
+
     @cached_property
     def uses(self) -> dict[str, Tensor]:
-        """The same, and what layers share under the names of every layer; a tied head is not listed."""
+        """The saved tensors, and shared ones under the names of every layer that uses them, without a tied head."""
         tied = {name for name in self.model.tied if not name.startswith(BODY)}
         return {name: tensor for name, tensor in self.model.state_dict().items() if name not in tied}
 

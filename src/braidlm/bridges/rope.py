@@ -1,6 +1,7 @@
 """Rotary positions in transformers' configurations (`rope_parameters`, once `rope_scaling`) and in ours."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -63,12 +64,12 @@ def rope_parameters(positions: Any) -> dict[str, Any]:
     return rope | {"rope_type": positions.scaling.kind, **written}
 
 
-def older_rope_settings(config: Any) -> dict[str, Any]:
-    """The rotary positions of a configuration under the names that transformers 4 reads, which ignores the new one."""
-    rope = dict(getattr(config, "rope_parameters", None) or {})
-    if not rope:
+def older_rope_settings(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`rope_parameters` under the names that transformers 4 reads; it would take its defaults in silence."""
+    rope = dict(parameters or {})
+    if "rope_theta" not in rope:  # a model without rotary positions, or with others for every kind of layer
         return {}
-    theta = rope.pop("rope_theta", None)
+    theta = rope.pop("rope_theta")
     return {"rope_theta": theta, "rope_scaling": None if rope.get("rope_type", "default") == "default" else rope}
 
 

@@ -165,7 +165,7 @@ def parts_of(sources: Sequence[str], tensors: Sequence[str]) -> tuple[Part, ...]
 
 
 Row = tuple[str, str, tuple[str, ...]]
-"""Of a line: the pattern of the new tensors, the operation, and the patterns of their source tensors."""
+"""A line of the table: the pattern of the new tensors, the operation, and the patterns of their source tensors."""
 
 
 def account_table(account: Account, paths: Sequence[str]) -> list[str]:

@@ -10,17 +10,19 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
-from braidlm.edits.assembly import STARTS, initialise_as_mean
-from braidlm.edits.composing.averaging import averages, check_averaged, check_no_layout, composing_joins
-from braidlm.edits.composing.composition import Composition
+from braidlm.edits.composing.composition import STARTS, Composition, initialise_as_mean
 from braidlm.edits.composing.layout import lay_out
 from braidlm.edits.composing.path_models import (
     PathModel,
     PathShape,
+    averages,
     check_alone,
+    check_averaged,
     check_listed_once,
+    check_no_layout,
     check_together,
     check_tokenizers,
+    composing_joins,
     name_paths,
 )
 from braidlm.edits.edit import EditPlan, carry_out
@@ -83,10 +85,14 @@ def compose(
         check_alone(path, path.folder, averaged)
     check_together(paths)
     composition = Composition.of(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)
+    title, details, notes = composition.lines()
     plan = EditPlan(
-        lines=composition.lines(),
-        model=composition.model,
-        account=composition.account,
+        title,
+        composition.model,
+        composition.account,
+        notes,
+        details,
+        path_names,
         finish=initialise_as_mean if start == "mean" and not averaged else None,
         check=partial(check_averaged, paths) if averaged else None,
     )

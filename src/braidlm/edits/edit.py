@@ -6,7 +6,7 @@ folder is made final, and the lineage records it. `compose` is the edit with sev
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,11 +17,11 @@ from torch import Tensor
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import check_new_folder
-from braidlm.core.models.folders import save_model
+from braidlm.core.models.folders import fill, save_model
+from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer
-from braidlm.edits.account import Account
-from braidlm.edits.assembly import assemble
+from braidlm.edits.account import Account, Part, account_table, targets
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Seed
 from braidlm.model.config.registry import Registry, import_files
@@ -45,11 +45,16 @@ PROBE = (2, 32)
 class EditPlan:
     """The new model, the origin of each of its tensors, and what it keeps of the old one."""
 
-    lines: list[str]
-    """The plan in words."""
+    title: str
+    """What the edit does to which model, in one sentence."""
     model: BraidForCausalLM
     """On the meta device; the plan is carried out by filling it."""
     account: Account
+    notes: Sequence[str] = ()
+    details: Sequence[str] = ()
+    """Lines between the title and the table of tensors."""
+    paths: Sequence[str] = ()
+    """The names of the model's paths, whose tensors are in one line of the table."""
     finish: Callable[[BraidForCausalLM], None] | None = None
     """Fills what the account calls fresh in another way than the model's initialisation."""
     unchanged_on: Tensor | None = None
@@ -58,6 +63,11 @@ class EditPlan:
     """Raises an error if the new model does not keep another promise."""
     measure: Callable[[BraidForCausalLM], dict[str, Any]] | None = None
     """What the new model costs and predicts beside the old one, for the lineage; it shows its numbers itself."""
+
+    def lines(self) -> list[str]:
+        """The plan in words, with every tensor accounted for."""
+        notes = [f"  note: {note}" for note in self.notes]
+        return [self.title, *self.details, *account_table(self.account, self.paths), *notes]
 
 
 class Edit(ABC):
@@ -116,7 +126,8 @@ def carry_out(
     dry_run: bool,
 ) -> Path | None:
     """Show the plan; unless it is a dry run make the model, check what was promised, and write it with its lineage."""
-    for line in plan.lines:
+    plan.account.check(targets(plan.model), {name: source.info.tensors for name, source in sources.items()})
+    for line in plan.lines():
         (console.show if dry_run else console.say)(line)
     if dry_run:
         return None
@@ -157,8 +168,36 @@ def load_edits() -> None:
 @torch.no_grad()
 def _check_unchanged(source: OpenedBraid, edited: BraidForCausalLM, ids: Tensor) -> None:
     change = (source.load(dtype=torch.float32)(ids).logits - edited(ids).logits).abs().max().item()
-    if not change <= UNCHANGED:
-        raise BraidError(
-            f"this edit promises not to change a logit by more than {UNCHANGED:g}, and one changed by {change:g}",
-            todo="Nothing was written. Please report it: this is a mistake of Braid's.",
-        )
+    check_promise(change, f"this edit promises not to change a logit by more than {UNCHANGED:g}, and one changed by")
+
+
+def check_promise(change: float, promise: str, largest: float = UNCHANGED) -> None:
+    """Refuse a result that breaks a promise; the sentence ends with the largest change that was measured."""
+    if not change <= largest:
+        todo = "Nothing was written. Please report it: this is a mistake of Braid's."
+        raise BraidError(f"{promise} {change:g}", todo=todo)
+
+
+def assemble(
+    model: BraidForCausalLM, account: Account, sources: Mapping[str, OpenedBraid], seed: int
+) -> BraidForCausalLM:
+    """Fill a skeleton as the account says; of the sources only one tensor's parts are in memory at a time."""
+    check_weights_fit(weights_bytes(model))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for address, module in model.named_modules():
+            own = [f"{address}.{name}" for name, _ in module.named_parameters(recurse=False)]
+            if own and all(name in account.fresh for name in own):
+                module.to_empty(device="cpu", recurse=False)
+                model._init_weights(module)
+
+    def read(part: Part) -> Tensor:
+        return sources[part.source].read(part.tensor)
+
+    state = {name: origin.compute(read) for name, origin in account.derived.items()}
+    # A fresh buffer begins at zero: the ranking of a router that balances, the opening of its new choices.
+    state |= {name: torch.zeros_like(b, device="cpu") for name, b in model.named_buffers() if name in account.fresh}
+    state |= {name: p.data for name, p in model.named_parameters() if name in account.fresh}
+    fill(model, state)
+    assert not any(tensor.is_meta for tensor in model.state_dict().values()), "every tensor has its values"
+    return model

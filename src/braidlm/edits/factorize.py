@@ -8,14 +8,14 @@ from torch import Tensor
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.edits.account import Derived, Part, Transform, account_table
-from braidlm.edits.before_after import measure_beside
+from braidlm.edits.account import Derived, Part, Transform
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.matrices import (
     Matrix,
     account_of,
     compressed_config,
     matrices_of,
+    measure_beside,
     notes_of,
     parameters_text,
     shared_once,
@@ -80,16 +80,12 @@ class Factorize(Edit):
             derived[f"{matrix.layer}.down.weight"] = _half(matrix, own.down, "the factor that reads")
             derived[f"{matrix.layer}.up.weight"] = _half(matrix, own.up, "the factor that writes")
             derived[f"{matrix.layer}.up.bias"] = Derived((Part(SOURCE, f"{matrix.layer}.bias"),))
-        model, account = account_of(source, config, derived)
+        model, account = account_of(config, derived)
         whole = len(shared_once(matrices)) - len(once)
         notes = [f"{whole} matrices stay: as products they would have more parameters"] if whole else []
-        lines = [
-            f"Factorize {source.title}: {len(once)} matrices become products, {parameters_text(source, model)}",
-            *(f"  {_line(matrix, factors[matrix.tensor])}" for matrix in once),
-            *account_table(account, ()),
-            *(f"  note: {note}" for note in (*notes_of(source), *notes)),
-        ]
-        return EditPlan(lines, model, account, measure=measure)
+        title = f"Factorize {source.title}: {len(once)} matrices become products, {parameters_text(source, model)}"
+        details = [f"  {_line(matrix, factors[matrix.tensor])}" for matrix in once]
+        return EditPlan(title, model, account, [*notes_of(source), *notes], details, measure=measure)
 
     def _factors(self, source: OpenedBraid, matrices: list[Matrix]) -> dict[str, Factors]:
         """By the matrix's tensor; without those that would not become smaller."""

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Account, Derived, Fresh, Part, account_table, targets
+from braidlm.edits.account import Account, Derived, Fresh, Part, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of
 from braidlm.model.config.ranges import Choices, NonNegative
@@ -78,11 +78,9 @@ class Insert(Edit):
                 if isinstance(origin, Derived) and one.has_rows(origin.parts[0].tensor):
                     account.origins[name] = Derived(origin.parts, new_rows=(self.modules, len(one.names)))
             account.origins[f"{address}.router.opening"] = Fresh("closed modules", f"{address}.router")
-        account.check(targets(model), {SOURCE: source.info.tensors})
-        lines = [self._title(source, model, grown), *account_table(account, ()), *self._notes(source, layers, frozen)]
-
+        title, notes = self._title(source, model, grown), self._notes(source, layers, frozen)
         fill = partial(_fill, account=account, scale=self.scale)
-        return EditPlan(lines, model, account, finish=fill, unchanged_on=probe_ids(config))
+        return EditPlan(title, model, account, notes, finish=fill, unchanged_on=probe_ids(config))
 
     def _check(self, source: OpenedBraid, modules: list[Modules], grown: list[Modules]) -> None:
         if not modules:
@@ -115,7 +113,7 @@ class Insert(Edit):
             experts["names"], experts["router"]["new"] = [*one.names, *new], list(new)
 
     def _title(self, source: OpenedBraid, model: BraidForCausalLM, grown: list[Modules]) -> str:
-        before = sum(tensor.numel() for tensor in source.info.tensors.values())
+        before = source.info.parameters
         added = sum(tensor.numel() for tensor in targets(model).values()) - before
         names = self.names[0] if self.modules == 1 else f"{self.names[0]} to {self.names[-1]}"
         return (
@@ -129,13 +127,9 @@ class Insert(Edit):
             notes.append("the head has weights of its own; they stay as they are, as the embedding does")
         without = sum(1 for layer in layers if not modules_of(layer))
         if without:
-            what = (
-                "layers have no experts and stay as they are"
-                if without > 1
-                else "layer has no experts and stays as it is"
-            )
-            notes.append(f"{without} {what}")
-        return [f"  note: {note}" for note in notes]
+            several = "layers have no experts and stay as they are"
+            notes.append(f"{without} {several if without > 1 else 'layer has no experts and stays as it is'}")
+        return notes
 
 
 def _fill(model: BraidForCausalLM, account: Account, scale: float) -> None:

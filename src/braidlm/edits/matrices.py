@@ -1,16 +1,25 @@
-"""The matrices of a model that an edit can compress: its linear layers and banks, without those of routers."""
+"""The matrices of a model in another form, and what the model costs and predicts before and after."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from statistics import median
 from typing import Any
 
+import torch
 from torch import Tensor
+from transformers import DynamicCache
 
+from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
-from braidlm.edits.account import Account, Derived, Part, targets
+from braidlm.core.models.memory import weights_bytes
+from braidlm.edits.account import Account, Derived, Part, columns, targets
 from braidlm.edits.edit import SOURCE
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
+from braidlm.evals.formats.held_out_text import HeldOutText, read_text
+from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.compression.compression import sizes_of
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.ends import LinearHead, TokenEmbedding
@@ -28,7 +37,7 @@ class Matrix:
     """The matrix of one layer, or one for each member of a bank."""
 
     address: str
-    """Of its layer, as the configuration names it: `stages.0.layers.3.feed.out`."""
+    """The layer's address, as the configuration names it: `stages.0.layers.3.feed.out`."""
     tensor: str
     """The name under which it is saved; layers that share a matrix have the same."""
     inputs: int
@@ -88,19 +97,14 @@ def ends_of(source: OpenedBraid) -> list[Matrix]:
 
 
 def compressed_config(source: OpenedBraid, *forms: dict[str, Any]) -> BraidConfig:
-    """The same model with some matrices in another form."""
+    """The configuration with some matrices in another form."""
     return source.config_with(compression=[*source.config.architecture["compression"], *forms])
 
 
-def account_of(
-    source: OpenedBraid, config: BraidConfig, derived: dict[str, Derived]
-) -> tuple[BraidForCausalLM, Account]:
+def account_of(config: BraidConfig, derived: dict[str, Derived]) -> tuple[BraidForCausalLM, Account]:
     """The new model without memory, and its account: what is not derived is copied."""
     model = skeleton(config)
-    tensors = targets(model)
-    account = Account({name: derived.get(name) or Derived((Part(SOURCE, name),)) for name in tensors})
-    account.check(tensors, {SOURCE: source.info.tensors})
-    return model, account
+    return model, Account({name: derived.get(name) or Derived((Part(SOURCE, name),)) for name in targets(model)})
 
 
 def shared_once(matrices: Iterable[Matrix]) -> list[Matrix]:
@@ -117,3 +121,100 @@ def parameters_text(source: OpenedBraid, model: BraidForCausalLM) -> str:
 def _matrix(source: OpenedBraid, address: str, layer: Any) -> Matrix:
     tensor = f"{BODY}{address}.weight"
     return Matrix(address, source.info.model.tied.get(tensor, tensor), *sizes_of(layer), getattr(layer, "stack", None))
+
+
+ROUNDS = 3
+"""How often speeds are measured; old and new model take turns, and the median counts."""
+FORWARD = 256
+"""Tokens of a sequence whose forward pass is timed."""
+STEPS = 16
+"""Tokens that are read one after another, each after all before it."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """One model."""
+
+    bits_per_byte: float | None
+    """How the model predicts the held-out text, if one is given."""
+    weights_bytes: int
+    """The bytes of all tensors; the model before the edit is counted in float32, as it is read."""
+    forward_tokens_per_second: float
+    """A sequence at once."""
+    step_tokens_per_second: float
+    """One token after another, as in generation."""
+
+
+def measure_beside(source: OpenedBraid, text: str | None, tokens: int) -> Callable[[BraidForCausalLM], dict[str, Any]]:
+    """A function that measures an edited model beside its source, shows both and returns them for the lineage."""
+    held_out = None if text is None else read_text(text, Settings(max_tokens=tokens))  # a wrong name is an error now
+
+    def measured(edited: BraidForCausalLM) -> dict[str, Any]:
+        models = {"before": source.load(dtype=torch.float32), "after": edited}
+        forward, step = (_speeds(models, run) for run in (_forward, _steps))
+        measures = {
+            name: Measures(_bits(source, model, held_out), weights_bytes(model), forward[name], step[name])
+            for name, model in models.items()
+        }
+        for line in _table(measures):
+            console.say(line)
+        threads = {"threads": torch.get_num_threads(), "forward": _length(edited), "step": STEPS}
+        return {**{name: asdict(one) for name, one in measures.items()}, **threads}
+
+    return measured
+
+
+def _bits(source: OpenedBraid, model: BraidForCausalLM, text: HeldOutText | None) -> float | None:
+    if text is None:
+        return None
+    evaluated = EvaluatedModel(Scorer(model), source.tokenizer, source.folder)
+    with console.progress("bits per byte", None, "tokens") as advance:
+        return text.evaluate("bits_per_byte", evaluated, lambda done, total: advance(done, "")).score
+
+
+@torch.no_grad()
+def _speeds(
+    models: dict[str, BraidForCausalLM], run: Callable[[BraidForCausalLM], tuple[int, float]]
+) -> dict[str, float]:
+    """Tokens per second of each model; a first round, in which memory is allocated, does not count."""
+    rounds: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(ROUNDS + 1):
+        for name, model in models.items():
+            tokens, seconds = run(model)
+            rounds[name].append(tokens / seconds)
+    return {name: median(speeds[1:]) for name, speeds in rounds.items()}
+
+
+def _length(model: BraidForCausalLM) -> int:
+    return min(FORWARD, model.config.max_position_embeddings)
+
+
+def _forward(model: BraidForCausalLM) -> tuple[int, float]:
+    ids = torch.zeros(1, _length(model), dtype=torch.long)
+    begin = time.perf_counter()
+    model(ids, use_cache=False)
+    return ids.shape[1], time.perf_counter() - begin
+
+
+def _steps(model: BraidForCausalLM) -> tuple[int, float]:
+    steps = min(STEPS, model.config.max_position_embeddings)
+    cache, ids = DynamicCache(), torch.zeros(1, 1, dtype=torch.long)
+    begin = time.perf_counter()
+    for _ in range(steps):
+        model(ids, past_key_values=cache, use_cache=True)
+    return steps, time.perf_counter() - begin
+
+
+def _table(measures: dict[str, Measures]) -> list[str]:
+    texts: dict[str, tuple[str, str]] = {
+        "bits_per_byte": ("bits per byte", ".4f"),
+        "weights_bytes": ("bytes of weights", ",d"),
+        "forward_tokens_per_second": ("tokens/s, a sequence at once", ",.0f"),
+        "step_tokens_per_second": ("tokens/s, one after another", ",.0f"),
+    }
+    rows = [["", "before", "after", "after / before"]]
+    for key, (label, form) in texts.items():
+        before, after = (getattr(measures[name], key) for name in ("before", "after"))
+        if before is not None:
+            rows.append([label, format(before, form), format(after, form), f"{after / before:.3f}"])
+    return columns(rows)

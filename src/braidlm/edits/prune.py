@@ -9,11 +9,21 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Derived, Part, account_table, targets
+from braidlm.edits.account import Derived, Part, targets
 from braidlm.edits.criteria import Criterion, Normalisation
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
-from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of
-from braidlm.edits.usage import Calibration, Usage, all_modules, calibrate
+from braidlm.edits.modules import (
+    Calibration,
+    Layer,
+    Modules,
+    Usage,
+    all_modules,
+    calibrate,
+    layers_of,
+    modules_of,
+    moved,
+    stages_of,
+)
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Count, Probability, Share
 from braidlm.opening.braid import OpenedBraid
@@ -70,15 +80,10 @@ class Prune(Edit):
         for one in modules:
             if one.new and not one.rows_of(one.opening, kept[one.address], ()):
                 account.left_out[Part(SOURCE, one.opening)] = "no inserted module is left"
-        account.check(targets(model), {SOURCE: source.info.tensors})
         spared = all(not usage[one.address][i] for one in modules for i in _dropped(kept, one))
-        lines = [
-            self._title(source, model, modules, kept),
-            *(f"  {_line(one, usage, kept)}" for one in modules),
-            *account_table(account, ()),
-            *(f"  note: {note}" for note in _notes(modules, kept)),
-        ]
-        return EditPlan(lines, model, account, unchanged_on=_probe(calibration.texts, config) if spared else None)
+        title, details = self._title(source, model, modules, kept), [f"  {_line(one, usage, kept)}" for one in modules]
+        probe = _probe(calibration.texts, config) if spared else None
+        return EditPlan(title, model, account, _notes(modules, kept), details, unchanged_on=probe)
 
     def _kept(self, source: OpenedBraid, modules: list[Modules], usage: Usage) -> dict[str, list[int]]:
         """The indices of the modules that stay, by the address of their part."""
@@ -94,7 +99,7 @@ class Prune(Edit):
                     )
             return kept
         assert self.keep is not None
-        total = sum(tensor.numel() for tensor in source.info.tensors.values())
+        total = source.info.parameters
         sizes = {one.address: one.size(source.info) for one in modules}
         left = total
         for _, address, index in sorted((used.item(), a, i) for a in kept for i, used in enumerate(usage[a])):
@@ -112,8 +117,7 @@ class Prune(Edit):
         return kept
 
     def _title(self, source: OpenedBraid, model: Any, modules: list[Modules], kept: dict[str, list[int]]) -> str:
-        before = sum(tensor.numel() for tensor in source.info.tensors.values())
-        after = sum(tensor.numel() for tensor in targets(model).values())
+        before, after = source.info.parameters, sum(tensor.numel() for tensor in targets(model).values())
         count = sum(len(_dropped(kept, one)) for one in modules)
         total = sum(len(one.names) for one in modules)
         return (

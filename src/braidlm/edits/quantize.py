@@ -9,10 +9,18 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.memory import weights_bytes
-from braidlm.edits.account import Derived, Part, Transform, account_table
-from braidlm.edits.before_after import measure_beside
+from braidlm.edits.account import Derived, Part, Transform
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
-from braidlm.edits.matrices import Matrix, account_of, compressed_config, ends_of, matrices_of, notes_of, shared_once
+from braidlm.edits.matrices import (
+    Matrix,
+    account_of,
+    compressed_config,
+    ends_of,
+    matrices_of,
+    measure_beside,
+    notes_of,
+    shared_once,
+)
 from braidlm.model.config.ranges import Count, Size
 from braidlm.opening.braid import OpenedBraid
 
@@ -70,7 +78,7 @@ class Quantize(Edit):
         once = shared_once((*small, *eight))
         for matrix in once:
             derived |= _derived(matrix, self.group if matrix in small else None)
-        model, account = account_of(source, config, derived)
+        model, account = account_of(config, derived)
         before, after = weights_bytes(source.info.model), weights_bytes(model)
         notes = notes_of(source)
         if self.embedding and not ends:
@@ -83,13 +91,11 @@ class Quantize(Edit):
             notes.append(
                 f"{len(matrices) - len(small)} matrices have 8 bits: {self.group} does not divide their inputs"
             )
-        lines = [
+        title = (
             f"Quantize {source.title} to {self.scheme}: {len(once)} matrices, "
-            f"{after:,} of {before:,} bytes of weights stay ({after / before:.1%})",
-            *account_table(account, ()),
-            *(f"  note: {note}" for note in notes),
-        ]
-        return EditPlan(lines, model, account, measure=measure)
+            f"{after:,} of {before:,} bytes of weights stay ({after / before:.1%})"
+        )
+        return EditPlan(title, model, account, notes, measure=measure)
 
 
 def _derived(matrix: Matrix, group: int | None) -> dict[str, Derived]:

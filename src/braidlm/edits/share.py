@@ -14,7 +14,7 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Account, Derived, Fresh, Part, account_table, targets
+from braidlm.edits.account import Account, Derived, Fresh, Part, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.modules import layers_of, moved, stages_of
 from braidlm.model.config.ranges import Size
@@ -54,10 +54,9 @@ class Share(Edit):
             for name, origin in moved(list(model.state_dict()), SOURCE, addresses).derived.items()
         }
         account = self._account(model, before, source)
-        lines = [self._title(source, model), *account_table(account, ())]
-        lines += [f"  note: {note}" for note in (*source.notes, *self._notes(stages, sharing))]
+        title, notes = self._title(source, model), [*source.notes, *self._notes(stages, sharing)]
         finish = partial(_fit_low_rank, source=source, before=before) if self.lora else None
-        return EditPlan(lines, model, account, finish=finish)
+        return EditPlan(title, model, account, notes, finish=finish)
 
     @property
     def _least(self) -> int:
@@ -86,12 +85,10 @@ class Share(Edit):
             else:
                 account.origins[name] = Derived((own[0],))
                 account.left_out |= dict.fromkeys(own[1:], LEFT_OUT)
-        account.check(targets(model), {SOURCE: known})
         return account
 
     def _title(self, source: OpenedBraid, model: BraidForCausalLM) -> str:
-        before = sum(tensor.numel() for tensor in source.info.tensors.values())
-        after = sum(tensor.numel() for tensor in targets(model).values())
+        before, after = source.info.parameters, sum(tensor.numel() for tensor in targets(model).values())
         return (
             f"Share {self.what} of {self.layers} layers of {source.title}: {after:,} parameters in place of "
             f"{before:,} ({after / before:.1%})"

@@ -7,10 +7,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
-from braidlm.edits.account import Derived, Part, Transform, account_table
-from braidlm.edits.before_after import measure_beside
+from braidlm.edits.account import Derived, Part, Transform
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
-from braidlm.edits.matrices import Matrix, account_of, matrices_of, notes_of, shared_once
+from braidlm.edits.matrices import Matrix, account_of, matrices_of, measure_beside, notes_of, shared_once
 from braidlm.model.config.ranges import Count, Rate
 from braidlm.opening.braid import OpenedBraid
 
@@ -47,19 +46,17 @@ class Sparsify(Edit):
         if not chosen:
             raise BraidError(f"no matrix has a number of inputs that is a multiple of {PATTERN[1]}", source.title)
         derived = {matrix.tensor: self._derived(matrix) for matrix in chosen}
-        model, account = account_of(source, source.config, derived)
-        total = sum(tensor.numel() for tensor in source.info.tensors.values())
+        model, account = account_of(source.config, derived)
+        total = source.info.parameters
         zeros = round(sum(m.size for m in chosen) * (1 - PATTERN[0] / PATTERN[1] if self.share is None else self.share))
         notes = notes_of(source)
         if len(chosen) < len(matrices):
             notes.append(f"{len(matrices) - len(chosen)} matrices stay: {PATTERN[1]} does not divide their inputs")
-        lines = [
+        title = (
             f"Sparsify {source.title}: {len(chosen)} matrices, about {zeros:,} of {total:,} parameters "
-            f"become zero ({zeros / total:.1%})",
-            *account_table(account, ()),
-            *(f"  note: {note}" for note in notes),
-        ]
-        return EditPlan(lines, model, account, measure=measure)
+            f"become zero ({zeros / total:.1%})"
+        )
+        return EditPlan(title, model, account, notes, measure=measure)
 
     def _derived(self, matrix: Matrix) -> Derived:
         def compute(tensor: Tensor) -> Tensor:

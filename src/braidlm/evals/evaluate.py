@@ -28,8 +28,8 @@ from braidlm.evals.statistics import compare_best
 from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS, OpenTask
 from braidlm.evals.tasks.task import expand
-from braidlm.opening.names import StrPath
-from braidlm.opening.open import Names, open_models
+from braidlm.opening.names import Names, StrPath
+from braidlm.opening.open import open_models
 from braidlm.opening.opened_model import OpenedModel
 
 ABOUT_MODELS = ("name", "sha256", "run", "steps", "tokens", "words", "paths", "without")

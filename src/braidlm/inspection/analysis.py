@@ -20,7 +20,8 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.open import Names, open_models
+from braidlm.opening.names import Names
+from braidlm.opening.open import open_models
 from braidlm.opening.opened_model import OpenedModel
 
 SHOWN = 120

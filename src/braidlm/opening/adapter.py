@@ -49,7 +49,7 @@ class GateAdapter:
     base: str
     """The base model: a folder, or a name on the Hub."""
     base_sha256: str | None
-    """Of its weights, as `weights_sha256` computes it; None if they never were in files."""
+    """The SHA-256 of the base, as `weights_sha256` computes it; None if its weights never were in files."""
     model_type: str
     """What transformers calls the base's architecture."""
     width: Size

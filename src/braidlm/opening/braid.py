@@ -16,7 +16,7 @@ from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_model, switch
 from braidlm.core.models.integrity import file_sha256
-from braidlm.core.models.trained_length import LENGTH, trained_length
+from braidlm.core.models.runs import LENGTH, trained_length
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.compression.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig

@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from braidlm import __version__
+from braidlm.bridges.rope import older_rope_settings
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json, write_text
 from braidlm.core.reading import read_json
@@ -60,7 +61,7 @@ def write_decoder(model: PreTrainedModel, folder: Path) -> None:
     saved = read_json(folder / "config.json")
     config = {
         **saved,
-        **_rope_of_version_4(saved),
+        **older_rope_settings(saved.get("rope_parameters")),
         "model_type": f"{PREFIX}{kind}",
         "architectures": [f"Gated{plain.__name__}"],
         "auto_map": {
@@ -71,15 +72,6 @@ def write_decoder(model: PreTrainedModel, folder: Path) -> None:
     }
     write_json(folder / "config.json", config)
     write_text(folder / CODE, code)
-
-
-def _rope_of_version_4(config: dict[str, Any]) -> dict[str, Any]:
-    """Rotary positions under the names that transformers 4 reads; it would take its defaults in silence."""
-    rope = dict(config.get("rope_parameters") or {})
-    if "rope_theta" not in rope:  # a model without them, or with others for every kind of layer
-        return {}
-    theta = rope.pop("rope_theta")
-    return {"rope_theta": theta, "rope_scaling": None if rope.get("rope_type", "default") == "default" else rope}
 
 
 def register_gated(folder: Path) -> None:

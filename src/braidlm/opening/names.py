@@ -32,6 +32,7 @@ from braidlm.core.models.runs import (
 from braidlm.core.reading import existing_folder, given_path
 
 StrPath = str | Path
+Names = StrPath | Sequence[StrPath] | Mapping[str, StrPath]
 BEST = "best"
 MANY, FEW = 200, 5
 """How many entries of a folder are looked at for models, and how many of these an error names."""
@@ -91,19 +92,23 @@ def names_inside(folder: Path) -> str | None:
     return f"Name one that is in it: {', '.join(found[:FEW])}{' ...' if len(found) > FEW else ''}."
 
 
-def name_sources(
-    names: StrPath | Sequence[StrPath] | Mapping[str, StrPath], any_folder: bool = False
-) -> dict[str, Path]:
-    """What several names stand for, under short names for tables; a mapping gives these itself."""
-    if isinstance(names, Mapping):
-        named: dict[str, Path] = {}
-        for label, name in names.items():
-            sources = find_sources(name, any_folder)
-            labels = [str(label)] if len(sources) == 1 else [f"{label}/{short}" for short in short_names(sources)]
-            named |= dict(zip(labels, sources, strict=True))
-        return named
-    listed = [names] if isinstance(names, (str, Path)) else list(names)
-    return short_names([source for name in listed for source in find_sources(name, any_folder)])
+def name_sources(names: Names, any_folder: bool = False) -> dict[str, tuple[Path, str | None]]:
+    """The model and run folders that names stand for, under short names for tables, with their names on the Hub."""
+    if not isinstance(names, Mapping):
+        listed = [names] if isinstance(names, (str, Path)) else list(names)
+        if not any(map(is_hub_name, listed)):
+            sources = [source for name in listed for source in find_sources(name, any_folder)]
+            return {short: (source, None) for short, source in short_names(sources).items()}
+        names = {str(name): name for name in listed}
+    found: dict[str, tuple[Path, str | None]] = {}
+    for label, name in names.items():
+        if is_hub_name(name):
+            found[label] = find_or_fetch(name)
+            continue
+        sources = find_sources(name, any_folder)
+        labels = [str(label)] if len(sources) == 1 else [f"{label}/{short}" for short in short_names(sources)]
+        found |= {own: (source, None) for own, source in zip(labels, sources, strict=True)}
+    return found
 
 
 def model_folder(source: Path) -> Path:

@@ -1,6 +1,6 @@
 """The two entrances to models: by one name, or by several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -14,21 +14,12 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.adapter import is_adapter
 from braidlm.opening.braid import BRAID, OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.names import (
-    StrPath,
-    find_or_fetch,
-    find_sources,
-    is_hub_name,
-    model_folder,
-    names_inside,
-    short_names,
-)
+from braidlm.opening.names import Names, StrPath, find_or_fetch, model_folder, name_sources, names_inside
 from braidlm.opening.opened_model import OpenedModel, model_type
 
 Backend = Literal["any", "own", "braid", "transformers"]
 """What reads a folder: Braid wherever a bridge lets it, and else transformers (any); the library that the folder is of
 (own); Braid, which refuses what no bridge reads (braid); or transformers, which refuses Braid's folders."""
-Names = StrPath | Sequence[StrPath] | Mapping[str, StrPath]
 
 
 @overload
@@ -56,7 +47,7 @@ def open_models(
     With `all_checkpoints`, a run or a folder stands for all checkpoints in it, in the order of their training. A
     mapping gives the names of tables itself.
     """
-    found = _name_folders(names, all_checkpoints)
+    found = name_sources(names, all_checkpoints)
     if not found:
         raise BraidError("there is no model", todo="Name a model folder, a run or a study.")
     opened: list[OpenedModel] = []
@@ -105,22 +96,3 @@ def _backend(folder: Path, backend: Backend) -> type[OpenedBraid] | type[OpenedD
         return OpenedDecoder
     reads = (BRAID,) if backend == "own" else (BRAID, *folder_formats())
     return OpenedBraid if model_type(folder) in reads else OpenedDecoder
-
-
-def _name_folders(names: Names, any_folder: bool) -> dict[str, tuple[Path, str | None]]:
-    """The model and run folders that names stand for, under short names for tables, with their names on the Hub."""
-    if not isinstance(names, Mapping):
-        listed = [names] if isinstance(names, (str, Path)) else list(names)
-        if not any(map(is_hub_name, listed)):
-            sources = [source for name in listed for source in find_sources(name, any_folder)]
-            return {short: (source, None) for short, source in short_names(sources).items()}
-        names = {str(name): name for name in listed}
-    found: dict[str, tuple[Path, str | None]] = {}
-    for label, name in names.items():
-        if is_hub_name(name):
-            found[label] = find_or_fetch(name)
-            continue
-        sources = find_sources(name, any_folder)
-        labels = [str(label)] if len(sources) == 1 else [f"{label}/{short}" for short in short_names(sources)]
-        found |= {own: (source, None) for own, source in zip(labels, sources, strict=True)}
-    return found

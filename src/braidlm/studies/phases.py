@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
 from braidlm.core.errors import BraidError
-from braidlm.edits.composing.averaging import averages, check_no_layout, composing_joins
+from braidlm.edits.composing.path_models import averages, check_no_layout, composing_joins
 from braidlm.edits.edit import Edit, edits, load_edits
 from braidlm.model.config.ranges import Layers, LayersOrZero, Positive, Range, Seed, Share
 from braidlm.model.config.registry import Choice

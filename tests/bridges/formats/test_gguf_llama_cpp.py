@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from braidlm.bridges.formats.gguf.vocabulary import PRE_TOKENIZERS
+from braidlm.bridges.formats.gguf import PRE_TOKENIZERS
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer
 from braidlm.opening.convert import convert

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from braidlm.bridges.formats.gguf.vocabulary import Vocabulary, pre_tokenizer_name, vocabulary_problems
+from braidlm.bridges.formats.gguf import Vocabulary, pre_tokenizer_name, vocabulary_problems
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, train_bpe
 
 TEXTS = ["the cat sat on the mat, and the dog sat on the cat"] * 3

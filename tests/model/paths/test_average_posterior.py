@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from braidlm.core.decoding.decoder import Decoder
 from braidlm.core.decoding.exits import EarlyExit
 from braidlm.core.models.accounting import cost_of
-from braidlm.edits.composing.averaging import posterior_shares
+from braidlm.edits.composing.path_models import posterior_shares
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.errors import BraidError

@@ -1,10 +1,10 @@
-"""Llama as Hugging Face stores it: rotary positions, RMSNorm, SwiGLU, grouped-query attention, separate matrices."""
+"""Llama as Hugging Face stores it, and Mistral and Qwen2, which differ from it in windows and biases."""
 
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, ClassVar
 
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
@@ -183,3 +183,103 @@ def _pair_order(info: ModelInfo, pairs: str) -> tuple[int, ...]:
     moved = [head * attention.head_dim + channel for head in range(rotated) for channel in within]
     first_value = rotated * attention.head_dim
     return (*moved, *range(first_value, first_value + attention.kv_heads * attention.head_dim))
+
+
+@bridges.register("mistral")
+class MistralBridge(LlamaBridge):
+    """MistralForCausalLM."""
+
+    title = "Mistral"
+    config_class = MistralConfig
+    model_class = MistralForCausalLM
+
+    def import_problems(self, config: Any) -> list[str]:
+        kinds = sorted(set(getattr(config, "layer_types", None) or ()))
+        mixed = [f"layers have attention of several types ({', '.join(kinds)}), which Mistral does not have"]
+        return super().import_problems(config) + (mixed if len(kinds) > 1 else [])
+
+    def windows(self, config: Any) -> list[int | None]:
+        return [config.sliding_window] * config.num_hidden_layers
+
+    def window_problems(self, info: ModelInfo) -> list[str]:
+        if len(set(info.windows)) == 1:
+            return []
+        shown = ", ".join("none" if window is None else str(window) for window in dict.fromkeys(info.windows))
+        return [f"layers have different sliding windows ({shown}); Mistral has one for all"]
+
+    def window_settings(self, info: ModelInfo) -> dict[str, Any]:
+        return {"sliding_window": info.windows[0]}
+
+    def biases(self, config: Any) -> dict[str, bool | None]:
+        return {"bias": False}
+
+    def bias_problems(self, info: ModelInfo) -> list[str]:
+        projections = (info.attention.qkv, info.attention.out)
+        has_any = any(projection.bias is not None for projection in projections)
+        attention = ["attention has biases; Mistral's has none"] if has_any else []
+        return attention + feed_bias_problems(info, self.title)
+
+    def bias_settings(self, info: ModelInfo) -> dict[str, Any]:
+        return {}
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@bridges.register("qwen2")
+class Qwen2Bridge(LlamaBridge):
+    """Qwen2ForCausalLM."""
+
+    title = "Qwen2"
+    config_class = Qwen2Config
+    model_class = Qwen2ForCausalLM
+    zero_biases = True
+
+    def import_problems(self, config: Any) -> list[str]:
+        problems = super().import_problems(config)
+        if unknown := sorted(set(config.layer_types) - {FULL, SLIDING}):
+            problems.append(f"layers have attention of type {', '.join(unknown)}; Braid has {FULL} and {SLIDING}")
+        if SLIDING in config.layer_types and config.sliding_window is None:
+            problems.append(f"layer_types names {SLIDING}, but there is no sliding_window")
+        return problems
+
+    def windows(self, config: Any) -> list[int | None]:
+        return [config.sliding_window if kind == SLIDING else None for kind in config.layer_types]
+
+    def window_problems(self, info: ModelInfo) -> list[str]:
+        different = sorted({window for window in info.windows if window is not None})
+        if len(different) < 2:
+            return []
+        return [f"layers have different sliding windows ({', '.join(map(str, different))}); Qwen2 has one size"]
+
+    def window_settings(self, info: ModelInfo) -> dict[str, Any]:
+        window = next((window for window in info.windows if window is not None), None)
+        if window is None:
+            return {"use_sliding_window": False}
+        kinds = [FULL if window is None else SLIDING for window in info.windows]
+        # Versions before 4.53 know no types, and let the layers from this one on have the window.
+        first = kinds.index(SLIDING)
+        return {
+            "use_sliding_window": True,
+            "sliding_window": window,
+            "max_window_layers": first,
+            "layer_types": kinds,
+        }
+
+    def biases(self, config: Any) -> dict[str, bool | None]:
+        return {"bias": True, "out_bias": False}
+
+    def bias_problems(self, info: ModelInfo) -> list[str]:
+        problems = feed_bias_problems(info, self.title)
+        if info.attention.out.bias is not None:
+            problems.append("attention's output projection has a bias; Qwen2's has none")
+        return problems
+
+    def bias_settings(self, info: ModelInfo) -> dict[str, Any]:
+        return {}
+
+    def settings(self, info: ModelInfo) -> dict[str, Any]:
+        settings = super().settings(info)
+        if settings["head_dim"] * settings["num_attention_heads"] == settings["hidden_size"]:
+            del settings["head_dim"]  # Qwen2 has the key for other sizes only
+        return settings

@@ -41,7 +41,7 @@ def choose_matrices(model: nn.Module, wanted: str | Sequence[str]) -> list[str]:
 
 
 def choose_names(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]:
-    """The same among the matrices of any model."""
+    """The names among these that are wanted, by their ends or by a regular expression."""
     if isinstance(wanted, str):
         try:
             chosen = [name for name in names if re.fullmatch(wanted, name)]

@@ -1,24 +1,33 @@
-"""The plan of composing, shown before anything is computed."""
+"""Composing models: the plan, shown before anything is computed, and the origin of every tensor of the result."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from braidlm.core.models.accounting import model_facts, skeleton
-from braidlm.edits.account import Account, account_table, columns
-from braidlm.edits.assembly import STARTS
+from braidlm.edits.account import Account, Derived, Fresh, Part, columns, parts_of, targets
 from braidlm.edits.composing.layout import Layout, lay_out
-from braidlm.edits.composing.path_models import PathModel, aligned_sections
-from braidlm.edits.composing.tensor_origins import account_for
+from braidlm.edits.composing.path_models import PathModel, PathShape, Section, aligned_sections
 from braidlm.inspection.layers import routing_modules
+from braidlm.model.attention.routed import MemberAttentionExperts
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
+from braidlm.model.feed.routed import RoutedFeedStack
+from braidlm.model.heads.ends import ModelEnd
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.joins import Join
+from braidlm.model.paths.average import AverageHead, MixtureHead, PerPathNorm
+from braidlm.model.paths.gumbel import GumbelJoin
+from braidlm.model.paths.joins import Join, SameWidthJoin, SharedLinear
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage, blocks_in_layer
+from braidlm.model.paths.project import ProjectStage
+from braidlm.model.routing.stacked import StackedLinear
+from braidlm.model.stages import BlockStage
 
 TRAINED_BYTES = 12
-"""Of a trained parameter, beside its own four: the gradient and AdamW's two moments in float32."""
+"""The bytes that training needs for a parameter beside its own four: gradient and AdamW's moments in float32."""
 
 
 @dataclass
@@ -64,21 +73,13 @@ class Composition:
             for one in routing_modules(self.model)
         )
 
-    def lines(self) -> list[str]:
-        """The plan as text."""
+    def lines(self) -> tuple[str, list[str], list[str]]:
+        """The title of the plan, its details and its notes."""
         names = " + ".join(path.name for path in self.paths)
         stages = ", ".join(_stage(choice) for choice in self.config.decoded.stages)
         title = f"Compose {names}: width {self.config.hidden_size}, join {self.join.kind}"
         sizes = [f"  {what:<12} {text}" for what, text in self._sizes()]
-        notes = [f"  note: {note}" for note in self._notes()]
-        return [
-            title,
-            f"  stages: {stages}",
-            *self._alignment(),
-            *account_table(self.account, [path.name for path in self.paths]),
-            *sizes,
-            *notes,
-        ]
+        return title, [f"  stages: {stages}", *self._alignment(), *sizes], self._notes()
 
     def fresh_parts(self) -> list[str]:
         """The kinds of part that are newly initialised."""
@@ -166,3 +167,165 @@ def _numbers(blocks: range) -> str:
 
 def _megabytes(amount: int) -> str:
     return f"{amount / 1e6:,.1f} MB"
+
+
+POSITIONS = "model.positions.weight"
+FINAL_NORM = "model.norm"
+NORM_UNUSED = "the path's norm before its own head; the composed stream has a fresh one"
+AVERAGED_HEAD = {"weight": "side by side", "bias": "stacked"}
+"""How the head of an average is made of linear heads."""
+MIXTURE = "head.mixture"
+
+
+def account_for(model: BraidForCausalLM, paths: Sequence[PathShape]) -> Account:
+    """The account of composing `paths` into `model`, which may be on the meta device."""
+    tensors, names = targets(model), [path.name for path in paths]
+    account = Account()
+    for address in ("model.embedding", "head"):
+        end = model.get_submodule(address)
+        assert isinstance(end, ModelEnd)
+        composed = AVERAGED_HEAD if isinstance(end, AverageHead) else end.composed
+        own = {f"{address}.{name}": operation for name, operation in composed.items()}
+        account.origins |= {name: _end(name, operation, paths) for name, operation in own.items() if name in tensors}
+    if POSITIONS in tensors:
+        max_context = max(path.architecture.context for path in paths)
+        rows = len(tensors[POSITIONS]) if max_context > len(tensors[POSITIONS]) else None
+        account.origins[POSITIONS] = Derived(parts_of(names, [POSITIONS] * len(paths)), "side by side", rows)
+    sections = iter(aligned_sections(paths))
+    for address, stage in model.model.stages.named_children():
+        here = next(sections) if isinstance(stage, ParallelStage) else []
+        for name, origin in _stage_origins(f"model.stages.{address}", stage, paths, here):
+            account.origins[name] = origin
+    for path in paths:
+        own_norm = [name for name in path.plain.tensors if name.startswith(f"{FINAL_NORM}.")]
+        if isinstance(model.model.norm, PerPathNorm):
+            inside = f"{FINAL_NORM}.paths.{path.name}"
+            derived = {inside + name.removeprefix(FINAL_NORM): Derived((Part(path.name, name),)) for name in own_norm}
+            account.origins |= derived
+        else:
+            account.left_out |= {Part(path.name, name): NORM_UNUSED for name in own_norm}
+    if not isinstance(model.model.norm, PerPathNorm):
+        norm = [f"{FINAL_NORM}.{name}" for name in model.model.norm.state_dict()]
+        account.origins |= dict.fromkeys(norm, Fresh("final norm", FINAL_NORM))
+    if isinstance(model.head, MixtureHead):
+        shares = [f"{MIXTURE}.{name}" for name in model.head.mixture.state_dict()]
+        account.origins |= dict.fromkeys(shares, Fresh("mixture", MIXTURE))
+    account.check(tensors, {path.name: path.plain.tensors for path in paths})
+    account.origins = {name: account.origins[name] for name in tensors}  # in the model's own order
+    return account
+
+
+def _end(name: str, operation: str, paths: Sequence[PathShape]) -> Derived:
+    """A tensor of the embedding or the head, from those of the paths that have it; a tied head's is the embedding's."""
+    own = {path.name: path.saved(name) for path in paths}
+    own = {path.name: own[path.name] for path in paths if own[path.name] in path.plain.tensors}
+    return Derived(parts_of(list(own), list(own.values())), operation)
+
+
+def _stage_origins(
+    address: str, stage: nn.Module, paths: Sequence[PathShape], sections: Sequence[Section]
+) -> Iterator[tuple[str, Derived | Fresh]]:
+    """The origins of a stage's tensors; those of a parallel stage come from these sections of the paths."""
+    if isinstance(stage, ParallelStage):
+        for index, layer in enumerate(stage.layers):
+            assert isinstance(layer, ParallelLayer)
+            here = {}
+            for path, section in zip(paths, sections, strict=True):
+                inside = blocks_in_layer(len(section.blocks), len(stage.layers), index)
+                here[path.name] = [section.blocks[i] for i in inside]
+            yield from _layer_origins(f"{address}.layers.{index}", layer, paths, here)
+    elif isinstance(stage, (BlockStage, ProjectStage)):
+        kind = "full-width blocks" if isinstance(stage, BlockStage) else "projections"
+        yield from ((f"{address}.{name}", Fresh(kind, address)) for name in stage.state_dict())
+
+
+def _layer_origins(
+    address: str, layer: ParallelLayer, paths: Sequence[PathShape], here: dict[str, list[str]]
+) -> Iterator[tuple[str, Derived | Fresh]]:
+    """The tensors of the paths' blocks `here`, in this layer, of its projections and of its join."""
+    if layer.stack is not None:
+        for number, block in enumerate(layer.stack):
+            for name in block.state_dict():
+                member, own, operation = in_stack(block, name)
+                owners = [path for path in paths if member in (None, path.name)]
+                saved = [path.saved(f"{here[path.name][number]}.{own}") for path in owners]
+                parts = parts_of([path.name for path in owners], saved)
+                yield f"{address}.stack.{number}.{name}", Derived(parts, operation)
+    if layer.paths is not None:
+        for path in paths:
+            for number, block in enumerate(layer.blocks(path.name)):
+                for name in block.state_dict():
+                    part = Part(path.name, path.saved(f"{here[path.name][number]}.{name}"))
+                    yield f"{address}.paths.{path.name}.{number}.{name}", Derived((part,))
+    for own, kind in (("enter", "projections"), ("join", "joins")):
+        module = getattr(layer, own)
+        if module is not None:
+            fresh = Fresh(kind, f"{address}.{own}")
+            yield from ((f"{fresh.module}.{name}", fresh) for name in module.state_dict())
+
+
+def in_stack(block: Any, name: str) -> tuple[str | None, str, str]:
+    """The member that owns a tensor of a stack (None: all do), its name in a single block, and how it is made."""
+    routed = isinstance(block.feed, RoutedFeedStack)
+    if routed and name.startswith("feed.bank."):
+        return None, name, "one after another"
+    for part, is_by_member in (
+        ("feed.router", routed),
+        ("attention", isinstance(block.attention, MemberAttentionExperts)),
+    ):
+        if is_by_member and name.startswith(f"{part}."):
+            member, _, own = name.removeprefix(f"{part}.").partition(".")
+            return member, f"{part}.{own}", "as it is"
+    owner, _, own = name.rpartition(".")
+    is_matrix = own == "weight" and isinstance(block.get_submodule(owner), StackedLinear)
+    return None, name, "stacked, transposed" if is_matrix else "stacked"
+
+
+STARTS = {
+    "mean": "by passing on the paths' outputs, the mean of all or each path's own part (`--start random`: at random)",
+    "random": "at random, as the initialisation says (`--start mean`: by passing on the paths' outputs)",
+}
+"""Initialisations of joins and projections, in words.
+
+`mean` lets them pass on the outputs of the paths: each path's own part where the stream has one for each, the mean of
+all where the stream is as narrow as a path. What the paths have learned is then used from the first step;
+docs/compose.md has the numbers. `random` is PaPaformer's: as the model's initialisation says, like all fresh parts.
+"""
+
+
+@torch.no_grad()
+def initialise_as_mean(model: nn.Module) -> None:
+    """Set projections and joins to pass on their inputs; routers, and joins of other packages, stay as they are."""
+    layers = [module for module in model.modules() if isinstance(module, ParallelLayer)]
+    widths = layers[0].widths
+    for module in model.modules():
+        if isinstance(module, (ProjectStage, SharedLinear)) and module.linear is not None:
+            _pass_on(module.linear, widths)
+        elif isinstance(module, GumbelJoin):
+            _pass_on(module.combine, widths)
+        if isinstance(module, SameWidthJoin) and module.out is not None:
+            _pass_on(module.out, widths)
+    for layer in layers:
+        own = dict(zip(layer.names, torch.eye(sum(widths)).split(widths), strict=True))
+        for name, linear in layer.enter.items() if isinstance(layer.enter, nn.ModuleDict) else ():
+            _set(linear, own[name])
+        join = layer.join
+        for name, linear in join.leave.items() if isinstance(join, SameWidthJoin) else ():
+            _set(linear, own[name].t())
+
+
+def _pass_on(linear: nn.Linear, widths: Sequence[int]) -> None:
+    _set(linear, _passing(linear.out_features, linear.in_features, widths))
+
+
+def _set(linear: nn.Module, matrix: Tensor) -> None:
+    assert isinstance(linear, nn.Linear)
+    linear.weight.copy_(matrix)
+
+
+def _passing(rows: int, columns: int, widths: Sequence[int]) -> Tensor:
+    """The identity; to a narrower stream the mean of all parts, from a narrower one the same copy for all parts."""
+    if rows == columns:
+        return torch.eye(rows)
+    narrow, parts = torch.eye(widths[0]), len(widths)
+    return torch.cat([narrow / parts] * parts, dim=1) if rows < columns else torch.cat([narrow] * parts)

@@ -5,8 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.edits.composing.averaging import APART, averaged_ends, averages
-from braidlm.edits.composing.path_models import PathShape, Section, aligned_sections, composed_end
+from braidlm.edits.composing.path_models import (
+    APART,
+    PathShape,
+    Section,
+    aligned_sections,
+    averaged_ends,
+    averages,
+    composed_end,
+)
 from braidlm.edits.modules import PARTS
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import encode

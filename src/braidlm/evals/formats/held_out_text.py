@@ -19,7 +19,7 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
-from braidlm.core.models.trained_length import trained_length
+from braidlm.core.models.runs import trained_length
 from braidlm.data.loading.chunking import document_rows
 from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.loading.streams import Subset

@@ -22,11 +22,17 @@ from braidlm.core.reading import read_json
 from braidlm.core.report.charts import Lines
 from braidlm.core.report.report import Report
 from braidlm.core.report.write import check_drawing, write
-from braidlm.edits.assembly import assemble
-from braidlm.edits.edit import SOURCE, EditPlan
-from braidlm.edits.modules import layers_of, modules_of
+from braidlm.edits.edit import SOURCE, EditPlan, assemble
+from braidlm.edits.modules import (
+    Calibration,
+    Usage,
+    all_modules,
+    calibration_texts,
+    layers_of,
+    measure_usage,
+    modules_of,
+)
 from braidlm.edits.prune import Prune
-from braidlm.edits.usage import Calibration, Usage, all_modules, calibration_texts, measure_usage
 from braidlm.evals.evaluate import evaluate, open_to_score
 from braidlm.evals.reports.curves import Curves, Point
 from braidlm.evals.results import CACHE

@@ -11,8 +11,7 @@ from braidlm.bridges.bridge import Bridge, OpenedCheckpoint, TensorMapping, brid
 from braidlm.bridges.checkpoint import INDEX_FILE, PICKLE_PATTERNS, SINGLE_FILE, Checkpoint, Shapes
 from braidlm.bridges.formats.moep.config import MoepConfig, architecture
 from braidlm.bridges.formats.moep.matrices import read_matrices
-from braidlm.bridges.formats.moep.structure import FEED, QKV, Bank, Module, MoepStructure, read_structure
-from braidlm.bridges.formats.moep.tensor_names import is_buffer
+from braidlm.bridges.formats.moep.structure import FEED, QKV, Bank, Module, MoepStructure, is_buffer, read_structure
 from braidlm.bridges.hugging_face import read_config
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.errors import BraidError, errors_at

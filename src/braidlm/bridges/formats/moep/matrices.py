@@ -128,7 +128,7 @@ class _Matrices:
         return expected
 
     def _name_numbered(self, module: Module) -> None:
-        """Of two numbered matrices the first is up; of three the one of another shape is down and the gate is first."""
+        """Name numbered matrices: of two the first is up; of three the odd shape is down, and the gate is first."""
         numbered = sorted(key for key, kind in module.tensors if key.startswith("numbered") and kind == "weight")
         if not numbered:
             return

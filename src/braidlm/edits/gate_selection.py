@@ -1,9 +1,9 @@
-"""Which gates of a loaded model stay, by what each does to the perplexity of its layer's output."""
+"""Which gates of a loaded model stay: the rules, what each gate does to its layer's perplexity, and the report."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,14 +14,98 @@ from braidlm.core.report.charts import Lines
 from braidlm.core.report.report import Report, Table
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.edits.account import columns
-from braidlm.edits.edit import UNCHANGED
+from braidlm.edits.edit import check_promise
 from braidlm.edits.gate import layer_ranges
-from braidlm.edits.selecting.quality import Quality, quality
-from braidlm.edits.selecting.rules import Rule, Verdict, judge
+from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.held_out_text import HeldOutText
+from braidlm.evals.scoring.scorer import Scorer
 from braidlm.inspection.gate_lens import LayerLens, gate_lens
 from braidlm.inspection.gates import context_limit
 from braidlm.opening.gating import gates_of, without
+
+Rule = Literal["smallest-change", "only-if-helps", "as_printed"]
+
+SCORES: dict[str, Callable[[float], float]] = {
+    "smallest-change": abs,
+    "only-if-helps": lambda change: -change,
+    "as_printed": lambda change: change,
+}
+"""By a rule's name, what a change of the perplexity's logarithm counts in favour of a gate."""
+THRESHOLDS: dict[str, float] = {"smallest-change": 0.1, "only-if-helps": 0.0, "as_printed": 0.0}
+"""The default threshold of each rule: the share of the largest score above which gates stay."""
+WORDS: dict[str, str] = {
+    "smallest-change": "changes the perplexity",
+    "only-if-helps": "lowers the perplexity",
+    "as_printed": "raises the perplexity",
+}
+"""What a rule wants of a gate that stays."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of one gate."""
+
+    layer: int
+    stays: bool
+    reason: str
+
+    @property
+    def word(self) -> str:
+        return "stays" if self.stays else "goes"
+
+
+def judge(
+    changes: Mapping[int, float], rule: Rule, keep: int | None = None, threshold: float | None = None
+) -> list[Verdict]:
+    """What becomes of the gate of each layer, by the change of the perplexity's logarithm that it makes there.
+
+    Those stay whose score is above zero and above `threshold` times the largest; or, of those above zero, the `keep`
+    with the largest.
+    """
+    scores = {layer: SCORES[rule](change) for layer, change in changes.items()}
+    share = 0.0 if keep is not None else THRESHOLDS[rule] if threshold is None else threshold
+    limit = share * max([0.0, *scores.values()])
+    above = sorted((layer for layer, score in scores.items() if score > limit), key=lambda layer: -scores[layer])
+    kept = above[:keep]
+    return [Verdict(layer, layer in kept, _reason(layer, rule, scores[layer], limit, above, keep)) for layer in scores]
+
+
+def _reason(layer: int, rule: Rule, score: float, limit: float, above: Sequence[int], keep: int | None) -> str:
+    if score == 0:
+        return "changes nothing"
+    if layer not in above:
+        verb = _infinitive(WORDS[rule])
+        return f"does not {verb} by more than {limit:.4f}" if limit and score > 0 else f"does not {verb}"
+    if keep is None:
+        return WORDS[rule]
+    rank = above.index(layer) + 1
+    return f"{WORDS[rule]}, rank {rank} of {len(above)}" + ("" if rank <= keep else f": not among the first {keep}")
+
+
+def _infinitive(words: str) -> str:
+    verb, _, rest = words.partition(" ")
+    return f"{verb.removesuffix('s')} {rest}"
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a whole model predicts a text."""
+
+    bits_per_byte: float
+    perplexity: float
+    """Per token."""
+
+
+def quality(
+    model: Any, tokenizer: BraidTokenizer, folder: Path | None, text: HeldOutText, off: Iterable[int] = ()
+) -> Quality:
+    """Bits per byte and perplexity, without the gates of the layers `off`."""
+    evaluated = EvaluatedModel(Scorer(model), tokenizer, folder)
+    with without(model, off), console.progress("bits per byte", None, "tokens") as advance:
+        result = text.evaluate("bits_per_byte", evaluated, lambda done, total: advance(done, ""))
+    bits = result.score * result.notes["bytes"] / result.notes["tokens"]
+    return Quality(result.score, 2.0**bits)
+
 
 PROBE = 64
 """Tokens at which logits are compared."""
@@ -185,11 +269,7 @@ def check_equal(expected: Tensor, edited: Any, selection: Selection) -> None:
     logits = edited.to(expected.device)(selection.probe.to(expected.device)).logits
     edited.to(home)
     change = (expected - logits).abs().max().item()
-    if not change <= UNCHANGED:
-        raise BraidError(
-            f"without these gates a logit should be what it is with them switched off, and one differs by {change:g}",
-            todo="Nothing was written. Please report it: this is a mistake of Braid's.",
-        )
+    check_promise(change, "without these gates a logit should be what it is with them switched off, and one differs by")
 
 
 def _why_all(lenses: dict[int, LayerLens]) -> str:

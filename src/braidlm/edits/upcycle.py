@@ -4,26 +4,32 @@ The weights of the experts that a token takes sum to 1, and the copies are equal
 computes what it did, for every number of experts and whatever the fresh routers choose (arXiv 2212.05055).
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from braidlm.bridges.bridge import bullet_list
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.reading import given_path, read_json
-from braidlm.edits.account import account_table
-from braidlm.edits.edit import Edit, EditPlan, edits, probe_ids
+from braidlm.edits.account import Account, Derived, Fresh, Part, Transform, targets
+from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits, probe_ids
+from braidlm.edits.mixtral import MIXTRAL_SOURCES, plan_mixtral, write_mixtral
 from braidlm.edits.modules import check_uncompressed
-from braidlm.edits.upcycling.experts import noise_for, upcycled_account, upcycled_stages
-from braidlm.edits.upcycling.mixtral import MIXTRAL_SOURCES, plan_mixtral
-from braidlm.edits.upcycling.mixtral_folder import write_mixtral
 from braidlm.model.config.ranges import MAX_ITEMS, Choices, NonNegative, Range
+from braidlm.model.config.registry import Choice
+from braidlm.model.config.strict import encode
+from braidlm.model.feed.feeds import feeds
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.routed_join import Routed
 from braidlm.opening.braid import BRAID, OpenedBraid
 from braidlm.opening.opened_model import OpenedModel
 
@@ -92,10 +98,12 @@ class Upcycle(Edit):
         model = skeleton(config)
         account = upcycled_account(model, source.info, self.experts)
         notes = [*source.notes, *(f"stays as it is: {text}" for text in dense), *self.notes()]
-        lines = [self._title(source, model), *account_table(account, ()), *(f"  note: {note}" for note in notes)]
-        if not self.noise:
-            return EditPlan(lines, model, account, unchanged_on=probe_ids(config))
-        return EditPlan(lines, model, account, finish=noise_for(account, self.noise), measure=_change_of_logits(source))
+        plan = EditPlan(self._title(source, model), model, account, notes)
+        if self.noise:
+            plan.finish, plan.measure = noise_for(account, self.noise), _change_of_logits(source)
+        else:
+            plan.unchanged_on = probe_ids(config)
+        return plan
 
     def notes(self) -> list[str]:
         """What the options mean, for the plan."""
@@ -135,3 +143,83 @@ def _change_of_logits(source: OpenedBraid) -> Callable[[BraidForCausalLM], dict[
         return {"largest_change_of_a_logit": change, "standard_deviation_of_logits": before.std().item()}
 
     return measured
+
+
+ROUTED_FEED = re.compile(r"(?P<feed>.+\.feed)\.(?P<part>router|bank)\.(?P<own>.+)")
+"""The name of a tensor of a feed-forward part with experts."""
+IN_STACK = re.compile(r".+\.layers\.\d+\.stack\..+")
+"""The name of a tensor of paths in a stack."""
+
+
+def upcycled_stages(info: ModelInfo, experts: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """The stages with experts for every dense feed-forward part, the titles of those that have some now, and of the
+    others with the reason why they stay.
+    """
+    stages, sparse, dense = [], [], []
+    for number, (choice, built) in enumerate(zip(info.architecture.stages, info.model.model.stages, strict=True)):
+        options = encode(choice.options)
+        for holder in options.get("paths") or [options]:  # the blocks of a path, or of the stage
+            path = f" of path '{holder['name']}'" if "paths" in options else ""
+            title = f"stages.{number} ({choice.kind}){path}"
+            if reason := _reason_to_stay(choice, holder.get("feed")):
+                dense.append(f"{title}: {reason}")
+            else:
+                holder["feed"]["experts"] = experts
+                sparse.append(title)
+        if any(getattr(layer, "stack", None) is not None for layer in getattr(built, "layers", ())):
+            options["stacked"] = "with_experts"  # a stack of paths stays one
+        stages.append({choice.kind: options})
+    return stages, sparse, dense
+
+
+def _reason_to_stay(stage: Choice, feed: dict[str, Any] | None) -> str | None:
+    if feed is None:
+        return "it has no feed-forward part"
+    if isinstance(getattr(getattr(stage.options, "join", None), "options", None), Routed.Config):
+        return "a router chooses among its paths already"
+    if feed.get("experts") is not None:
+        return "its feed-forward parts are experts already"
+    if "experts" not in feed or not getattr(feeds[feed["kind"]], "stackable", False):
+        return f"its feed-forward part '{feed['kind']}' cannot be one of several experts"
+    return None
+
+
+def upcycled_account(model: BraidForCausalLM, info: ModelInfo, count: int) -> Account:
+    """Every tensor as it was, `count` copies of it in a bank of experts, or fresh in a router."""
+    account = Account()
+    for name in targets(model):
+        account.origins[name] = Derived((Part(SOURCE, name),)) if name in info.tensors else _origin(name, info, count)
+    account.check(targets(model), {SOURCE: info.tensors})
+    return account
+
+
+def _origin(name: str, info: ModelInfo, count: int) -> Derived | Fresh:
+    routed = ROUTED_FEED.fullmatch(name)
+    assert routed is not None, name
+    if routed["part"] == "router":
+        return Fresh("routers", f"{routed['feed']}.router")
+    copies = _copies_in_stack if IN_STACK.fullmatch(name) else _copies
+    old = Part(SOURCE, f"{routed['feed']}.{routed['own']}")
+    return Derived((old,), transform=Transform(partial(copies, count), f"{count} copies"))
+
+
+def _copies(count: int, tensor: Tensor) -> Tensor:
+    """[count, in, out] of a matrix [out, in]."""
+    return torch.stack([tensor.t() if tensor.ndim == 2 else tensor] * count)
+
+
+def _copies_in_stack(count: int, members: Tensor) -> Tensor:
+    """The copies of each member one after another, as in the bank of a stack."""
+    return members.repeat_interleave(count, dim=0)
+
+
+def noise_for(account: Account, noise: float) -> Callable[[BraidForCausalLM], None]:
+    """A function that lets the copies differ, by normal noise of this share of each matrix's standard deviation."""
+    copied = {name for name in account.derived if (match := ROUTED_FEED.fullmatch(name)) and match["part"] == "bank"}
+
+    def perturb(model: BraidForCausalLM) -> None:
+        for name, parameter in model.named_parameters():
+            if name in copied and parameter.ndim == 3:
+                parameter += noise * parameter.std(dim=(1, 2), keepdim=True) * torch.randn_like(parameter)
+
+    return perturb

@@ -28,9 +28,9 @@ from braidlm.bridges.checkpoint import Checkpoint
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
+from braidlm.edits import mixtral
 from braidlm.edits.edit import edit
-from braidlm.edits.upcycling import mixtral_folder
-from braidlm.opening.shards import write_shards
+from braidlm.edits.mixtral import write_shards
 from braidlm.training.trainables.decoder import DecoderObjective
 from tests.tiny_models import VOCABULARY, ToyTokenizer, random_ids, randomised
 
@@ -134,7 +134,7 @@ def test_shards_are_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sharded = tmp_path / "sharded"
     AutoModelForCausalLM.from_pretrained(source).save_pretrained(sharded, max_shard_size=4000)
     assert len(Checkpoint(sharded).files) > 2
-    monkeypatch.setattr(mixtral_folder, "write_shards", lambda *given: write_shards(*given, max_bytes=5000))
+    monkeypatch.setattr(mixtral, "write_shards", lambda *given: write_shards(*given, max_bytes=5000))
     out = upcycled(sharded, tmp_path / "out")
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 2
@@ -168,7 +168,7 @@ def test_a_result_that_computes_something_else_is_not_written(tmp_path: Path, mo
     def wrong(folder: Path, tensors: dict[str, Tensor], read: Any) -> None:
         write_shards(folder, tensors, lambda name: read(name) * (1.1 if ".w2." in name else 1.0))
 
-    monkeypatch.setattr(mixtral_folder, "write_shards", wrong)
+    monkeypatch.setattr(mixtral, "write_shards", wrong)
     with pytest.raises(BraidError, match="promises not to change a logit"):
         edit("upcycle", source, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
@@ -177,7 +177,7 @@ def test_a_result_that_computes_something_else_is_not_written(tmp_path: Path, mo
 def test_a_result_that_does_not_fit_is_written_unchecked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mixtral_folder, "free_memory", lambda device: 100)
+    monkeypatch.setattr(mixtral, "free_memory", lambda device: 100)
     out = upcycled(folder_of(tmp_path / "source", "llama"), tmp_path / "out")
     assert json.loads((out / "lineage.json").read_text())["measured"] == {"logits": "not compared"}
     assert "logits are not compared" in capsys.readouterr().out

@@ -15,12 +15,11 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.runs import LORA_CONFIG
 from braidlm.core.reading import given_path
 from braidlm.core.report.write import check_out, write
-from braidlm.edits.account import Part, account_table, targets
+from braidlm.edits.account import Part, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.gate import TOKENIZER_FILES, write_full
+from braidlm.edits.gate_selection import Rule, Selection, check_equal, logits_without, select_gates, selection_report
 from braidlm.edits.modules import moved
-from braidlm.edits.selecting.rules import Rule
-from braidlm.edits.selecting.selection import Selection, check_equal, logits_without, select_gates, selection_report
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.inspection.texts import DataSource
@@ -76,16 +75,15 @@ class Select(Edit):
         for name in source.info.tensors:
             if name not in used:
                 account.left_out[Part(SOURCE, name)] = "its gate goes"
-        account.check(targets(planned), {SOURCE: source.info.tensors})
 
         def measure(edited: BraidForCausalLM) -> dict[str, Any]:
             check_equal(logits_without(model, selection), edited, selection)
             return selection.record()
 
         zero = not any(lens.change for layer, lens in selection.lenses.items() if layer in selection.dropped)
-        unchanged_on = selection.probe if zero else None
-        lines = [*selection.lines(), *account_table(account, ()), *(f"  note: {note}" for note in source.notes)]
-        return EditPlan(lines, planned, account, unchanged_on=unchanged_on, measure=measure)
+        title, *details = selection.lines()
+        probe = selection.probe if zero else None
+        return EditPlan(title, planned, account, source.notes, details, unchanged_on=probe, measure=measure)
 
     def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
         if isinstance(model, OpenedDecoder):
@@ -156,5 +154,5 @@ def _write_adapter(model: Any, opened: OpenedDecoder, folder: Path, lineage: dic
 
 
 def _with_gates(source: OpenedBraid, layers: list[int]) -> BraidConfig:
-    """The same model with the gates of these layers only."""
+    """The configuration with the gates of these layers only."""
     return source.config_with(gates=encode(source.config.decoded.gates) | {"layers": layers} if layers else None)

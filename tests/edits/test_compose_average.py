@@ -18,7 +18,7 @@ from braidlm.core.models.folders import load_config, load_lineage, load_model, s
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import SpecialTokens
 from braidlm.edits.compose import compose
-from braidlm.edits.composing.averaging import posterior_shares
+from braidlm.edits.composing.path_models import posterior_shares
 from braidlm.edits.edit import edit
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer

@@ -1,1 +1,0 @@
-"""PaPaformer checkpoints as the authors' code writes them."""
