@@ -101,6 +101,11 @@ def sha256_of(path: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def json_sha256(data: Any) -> str:
+    """The SHA-256 of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
 @contextlib.contextmanager
 def explained_disk_errors(path: Path | str) -> Iterator[None]:
     """Turn a full disk or missing permission into an error that says so.

@@ -1,16 +1,14 @@
 """Open a recipe's data sets from disk, or prepare them on first use, with one tokenizer for all."""
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from braidlm.core.console import say, warn
 from braidlm.core.errors import BraidError, errors_at
+from braidlm.core.files import json_sha256
 from braidlm.core.locks import locked_folder
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
@@ -134,8 +132,8 @@ def _prepare(
     section_bytes: int | None = None,
 ) -> PackedData:
     options = replace(data_set.read_options(), section_bytes=section_bytes)
-    key = _key({"source": source, "reading": options.facts(), "tokenizer": _tokenizer_key(tokenizer)})
-    folder = Path(config.cache) / f"{name}-{key}"
+    key = json_sha256({"source": source, "reading": options.facts(), "tokenizer": _tokenizer_key(tokenizer)})
+    folder = Path(config.cache) / f"{name}-{key[:12]}"
     tokenizer_folder = _save_tokenizer(tokenizer, config)
     return prepare(source, folder, name=name, tokenizer=tokenizer_folder, replace=True, wait=True, **asdict(options))
 
@@ -146,8 +144,8 @@ def _trained_tokenizer(config: DataConfig) -> BraidTokenizer:
     plans = {name: plan_shards(_source_list(s), s.read_options()) for name, s in config.sets.items()}
     # The state of the files is in the key, because changed files need a new tokenizer.
     texts = {n: {"files": p.fingerprints, "reading": config.sets[n].read_options().facts()} for n, p in plans.items()}
-    key = _key({"tokenizer": encode(spec), "texts": texts})
-    folder = Path(config.cache) / f"tokenizer-{key}"
+    key = json_sha256({"tokenizer": encode(spec), "texts": texts})
+    folder = Path(config.cache) / f"tokenizer-{key[:12]}"
     if not _is_saved(folder):
         with locked_folder(folder):
             if not _is_saved(folder):  # a run that was waited for has saved it
@@ -197,7 +195,3 @@ def _save_tokenizer(tokenizer: BraidTokenizer, config: DataConfig) -> Path:
 
 def _is_saved(tokenizer_folder: Path) -> bool:
     return (tokenizer_folder / "tokenizer_config.json").is_file()  # the last file that is written
-
-
-def _key(contents: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:12]

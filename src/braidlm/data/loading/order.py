@@ -6,7 +6,6 @@ progress and on the part before, so that a run that is resumed reads what it wou
 
 import contextlib
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import numpy as np
 
 from braidlm.core.console import say
 from braidlm.core.errors import BraidError, check_folder_name
-from braidlm.core.files import write_json, write_text
+from braidlm.core.files import json_sha256, write_json, write_text
 from braidlm.core.reading import read_json, read_text
 from braidlm.data.loading.streams import TokenStream, random_permutation
 from braidlm.data.packing.packed_data import PackedData
@@ -373,4 +372,4 @@ def _recorded(folder: Path, stream: TokenStream, choice: Choice, seed: int) -> D
 def _key(stream: TokenStream, choice: Choice, seed: int) -> str:
     """A hash of everything that an order depends on."""
     known = {"order": encode(choice), "seed": seed, "data": TokenStream.fingerprint(stream), "name": stream.name}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    return json_sha256(known)

@@ -6,8 +6,6 @@ continues there; the finished folder gets its name in one rename.
 
 import codecs
 import contextlib
-import hashlib
-import json
 import os
 import re
 import time
@@ -20,7 +18,7 @@ from typing import Any
 
 from braidlm.core.console import count, progress, say, warn
 from braidlm.core.errors import BraidError, check_folder_name
-from braidlm.core.files import explained_disk_errors
+from braidlm.core.files import explained_disk_errors, json_sha256
 from braidlm.core.reading import given_path
 from braidlm.data.packing.assembly import Limit, assemble
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed, token_dtype
@@ -111,7 +109,7 @@ class Work:
             # Continuing with other shard boundaries would lose documents.
             "shards": [[shard.source, shard.start, shard.stop] for shard in self.plan.shards],
         }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return json_sha256(facts)
 
     def origin(self) -> dict[str, Any]:
         """What the data set's manifest tells of where it is from."""

@@ -110,7 +110,9 @@ def _expand_path(source: str, skipped: list[str]) -> list[tuple[str, str]]:
     if path.is_dir():
         return _known_files(sorted(_files_in(path)), source, skipped)
     if path.is_file():
-        return [(_format_of(path), str(path))]
+        if (kind := _by_extension().get(extension(path))) is None:
+            raise BraidError(f"unknown kind of file '{path.suffix or path.name}'", str(path), _known_formats())
+        return [(kind, str(path))]
     if glob.has_magic(source):
         return _known_files([Path(file) for file in sorted(glob.glob(str(path), recursive=True))], source, skipped)
     names = [name for kind in FORMATS for name in FORMATS[kind].names]
@@ -143,13 +145,6 @@ def _known_files(files: list[Path], source: str, skipped: list[str]) -> list[tup
         what = f"only files of an unknown kind ({', '.join(seen[:8])})" if files else "no file matches"
         raise BraidError(what, source, _known_formats())
     return known
-
-
-def _format_of(path: Path) -> str:
-    kind = _by_extension().get(extension(path))
-    if kind is None:
-        raise BraidError(f"unknown kind of file '{path.suffix or path.name}'", str(path), _known_formats())
-    return kind
 
 
 def _by_extension() -> dict[str, str]:
