@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from braidlm.core.devices import device_name
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.adapters import check_peft
-from braidlm.core.models.folders import check_vocabulary, read_tokenizer
+from braidlm.core.models.folders import check_vocabulary, read_tokenizer, set_special_ids
 from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.runs import last_records
 from braidlm.core.report.html import notebook
@@ -68,14 +68,8 @@ class Run:
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
-        return {
-            "folder": str(self.folder),
-            "model": str(self.model),
-            "finished": self.finished,
-            "steps": self.progress.steps,
-            "tokens": self.progress.tokens,
-            "words": self.progress.words,
-        }
+        where = {"folder": str(self.folder), "model": str(self.model)}
+        return {**where, "finished": self.finished, **asdict(self.progress)}
 
     def _repr_html_(self) -> str:
         """In a notebook: what was trained, and the last records of its metrics."""
@@ -136,7 +130,11 @@ def _make_trainable(loaded: LoadedRecipe, data: OpenData, device: torch.device) 
     freeze(model, training.freeze)
     if training.train == "gates":
         train_gates_alone(model)
-    _check_trainable(model)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        own = ", ".join(model.config.frozen)
+        also = f" The model's own `frozen` (config.json) is {own}." if own else ""
+        todo = f"Take parts out of training.freeze.{also}"
+        raise BraidError("everything is frozen: there is nothing to train", todo=todo)
     return TrainableBraid(model, _add_adapter(model, loaded))
 
 
@@ -163,15 +161,6 @@ def _add_adapter(model: BraidForCausalLM, loaded: LoadedRecipe) -> Adapter | Non
             console.warn("training.compile has no effect: torch cannot compile peft's adapters of banks")
         training.compile = False
     return adapter
-
-
-def _check_trainable(model: BraidForCausalLM) -> None:
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        own = ", ".join(model.config.frozen)
-        todo = "Take parts out of training.freeze." + (
-            f" The model's own `frozen` (config.json) is {own}." if own else ""
-        )
-        raise BraidError("everything is frozen: there is nothing to train", todo=todo)
 
 
 def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank) -> str | None:
@@ -212,8 +201,15 @@ def _track(trainer: Trainer, folder: Path) -> bool:
         return trainer.run(None)
     steps = trainer.progress.steps
     tracker = Tracker(folder, trainer.recipe.log, trainer.recipe.name, steps, trainer.recorded)
-    facts, trained = _start_facts(trainer), console.count(trainable_parameters(trainer.model))
-    whole = console.count(facts["parameters"])
+    facts = {
+        "step": steps,
+        "device": device_name(trainer.rank.device),
+        "processes": trainer.rank.world_size,
+        "torch": torch.__version__,
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "flops_per_token": trainer.trained.flops_per_token(trainer.recipe.data.length),
+    }
+    trained, whole = console.count(trainable_parameters(trainer.model)), console.count(facts["parameters"])
     which = trained if trained == whole else f"{trained} of {whole}"
     console.say(f"Training {which} parameters for {trainer.budget} ({facts['device']}), in {folder}")
     record_event(folder, "start", **facts)
@@ -223,18 +219,6 @@ def _track(trainer: Trainer, folder: Path) -> bool:
         except BraidError as error:
             record_event(folder, "failure", step=trainer.progress.steps, error=error.what.split("\n")[0])
             raise
-
-
-def _start_facts(trainer: Trainer) -> dict[str, Any]:
-    """What a run records of itself each time that it starts or goes on."""
-    return {
-        "step": trainer.progress.steps,
-        "device": device_name(trainer.rank.device),
-        "processes": trainer.rank.world_size,
-        "torch": torch.__version__,
-        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
-        "flops_per_token": trainer.trained.flops_per_token(trainer.recipe.data.length),
-    }
 
 
 def _check_architecture(loaded: LoadedRecipe, device: torch.device) -> None:
@@ -272,18 +256,13 @@ def _make_model(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> B
     vocab_size = loaded.vocab_size or data.tokenizer.vocab_size
     check_vocabulary(vocab_size, data.tokenizer, "model.vocab_size")
     assert loaded.architecture is not None
-    config = BraidConfig(architecture=loaded.architecture, vocab_size=vocab_size, **_special_ids(data))
+    config = BraidConfig(architecture=loaded.architecture, vocab_size=vocab_size)
+    set_special_ids(config, data.tokenizer)
     _check_memory(config, loaded, device)
     use_routing_losses(config, loaded.recipe.training.routing_losses)
     model = BraidForCausalLM(config)
     read_tokenizer(model, data.tokenizer)
     return model
-
-
-def _special_ids(data: OpenData) -> dict[str, int | None]:
-    tokenizer = data.tokenizer
-    pad = tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.eos_id
-    return {"eos_token_id": tokenizer.eos_id, "bos_token_id": tokenizer.bos_id, "pad_token_id": pad}
 
 
 def _lineage(loaded: LoadedRecipe, data: OpenData) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.reading import read_json
-from braidlm.training.saving.distcp import read_distcp
+from braidlm.training.saving.state import read_distcp
 from braidlm.training.train import train
 from tests.training.tiny_runs import weights
 

@@ -68,7 +68,7 @@ def write_model_files(
     if tokenizer is not None:
         check_vocabulary(config.vocab_size, tokenizer, name)
         _check_spelling(model, tokenizer, name)
-        _set_special_ids(config, tokenizer)
+        set_special_ids(config, tokenizer)
         tokenizer.save(folder)
     model.generation_config = GenerationConfig(
         eos_token_id=config.eos_token_id, bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id
@@ -112,7 +112,7 @@ def _check_spelling(model: BraidForCausalLM, tokenizer: Tokenizer, where: str) -
             )
 
 
-def _set_special_ids(config: BraidConfig, tokenizer: Tokenizer) -> None:
+def set_special_ids(config: BraidConfig, tokenizer: Tokenizer) -> None:
     """The tokenizer's ids, unless the configuration has them among its own: a model may end texts in several ways."""
     for role in ("eos", "bos", "pad"):
         name, token = f"{role}_token_id", getattr(tokenizer, f"{role}_id")

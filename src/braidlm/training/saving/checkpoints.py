@@ -11,8 +11,9 @@ import contextlib
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
@@ -27,6 +28,7 @@ from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS
 from braidlm.training.saving.state import StepState, read_state, write_state
 from braidlm.training.step.parallel import Rank, wait_for_all
 
+T = TypeVar("T")
 STATES_KEPT = 2
 POSITION, MANIFEST = "position.json", "manifest.json"
 NEEDED = ("*.safetensors", *MODEL_CONFIGS, "tokenizer.json", f"{ADAPTER}/{ADAPTER_WEIGHTS}")
@@ -134,7 +136,7 @@ class Checkpoints:
         The state goes first, because one without its model folder would look damaged.
         """
         for model in self.models.glob("[!.]*"):
-            if model.name != but and _is_interruption(model):
+            if model.name != but and _unless_unreadable(is_interruption, model, False):
                 shutil.rmtree(self.states / model.name, ignore_errors=True)
                 shutil.rmtree(model, ignore_errors=True)
 
@@ -146,16 +148,10 @@ class Checkpoints:
         if self.keep is not None:
             needed = set(names[-STATES_KEPT:])
             others = sorted((p for p in self.models.iterdir() if p.name not in needed), key=_steps)
-            best = self._best()
+            best = _unless_unreadable(best_checkpoint, self.models.parent, None)
             for old in others[: max(len(others) + len(needed) - self.keep, 0)]:
                 if old != best:
                     shutil.rmtree(old, ignore_errors=True)
-
-    def _best(self) -> Path | None:
-        try:
-            return best_checkpoint(self.models.parent)
-        except BraidError:  # none was validated, or one cannot say its steps
-            return None
 
     def _in_order(self) -> list[str]:
         """Names of saved states, oldest first, by the time recorded inside them (file times do not survive a copy)."""
@@ -176,19 +172,17 @@ def checkpoint_name(pace: Pace, progress: Progress) -> str:
     return f"{'chck_' if pace.unit == 'words' else 'tokens-'}{short(progress.done(pace.unit))}"
 
 
+def _unless_unreadable(read: Callable[[Path], T], folder: Path, default: T) -> T:
+    """What a folder says of itself, or the default where its records are missing or cannot be read."""
+    try:
+        return read(folder)
+    except BraidError:
+        return default
+
+
 def _steps(model: Path) -> int:
     """The training steps of a model folder; one without a record is removed first."""
-    try:
-        return checkpoint_steps(model)
-    except BraidError:
-        return -1
-
-
-def _is_interruption(model: Path) -> bool:
-    try:
-        return is_interruption(model)
-    except BraidError:  # a lineage that cannot be read marks nothing
-        return False
+    return _unless_unreadable(checkpoint_steps, model, -1)
 
 
 def manifest_of(state: Path, model: Path) -> dict[str, Any]:

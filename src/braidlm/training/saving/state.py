@@ -3,8 +3,15 @@
 optimizer.safetensors   the optimizer's averages and step counts, which are equal in every process
 random-RANK.safetensors random states of one process
 FILE                    the tensors of features that name such a file: losses, average, memory-RANK
+
+Earlier versions wrote states with torch.distributed.checkpoint. They are read without running what is in them: the list
+of tensors, `.metadata`, is a pickle, whose code torch's own reader would run, whoever put it there. Here every class
+in it is replaced by a record that only keeps its fields, and only the classes of the list itself are admitted. The
+tensors are read by `torch.load(weights_only=True)`, which admits tensors alone.
 """
 
+import io
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +27,6 @@ from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError
 from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.features.feature import Feature
-from braidlm.training.saving.distcp import EARLIER_FORMAT, read_distcp
 from braidlm.training.step.optimizers.contract import Optimizer, state_keys
 from braidlm.training.step.parallel import Rank
 from braidlm.training.trainables.trainable import Trainable
@@ -28,6 +34,11 @@ from braidlm.training.trainables.trainable import Trainable
 OPTIMIZER = "optimizer.safetensors"
 STEP = "step"
 RANK = "{rank}"
+EARLIER_FORMAT = "tensors"
+"""The folder of a state that an earlier version wrote."""
+METADATA = ".metadata"
+MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+VALUES = {("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
 
 
 def random_file(rank: Rank) -> str:
@@ -112,7 +123,7 @@ def _optimizer_tensors(state: StepState) -> Iterator[tuple[str, Tensor]]:
     for name, parameter, states, keys in state.optimized():
         if tensors := states.get(parameter):  # none before its first gradient
             for key in keys:
-                yield f"{name}.{key}", tensors[key].detach().cpu().contiguous()
+                yield f"{name}.{key}", tensors[key].detach()
 
 
 def _put_optimizer_tensors(tensors: dict[str, Tensor], state: StepState) -> None:
@@ -128,13 +139,62 @@ def _put_optimizer_tensors(tensors: dict[str, Tensor], state: StepState) -> None
 
 
 def _random_states(rank: Rank) -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if rank.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(rank.device)
-    return states
+    cuda = {"cuda": torch.cuda.get_rng_state(rank.device)} if rank.device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **cuda}
 
 
 def _put_random_states(tensors: dict[str, Tensor], rank: Rank) -> None:
     torch.set_rng_state(tensors["cpu"])
     if "cuda" in tensors and rank.device.type == "cuda":
         torch.cuda.set_rng_state(tensors["cuda"], rank.device)
+
+
+class Record:
+    """Stands for an object of any admitted class; calling, setting and comparing it does nothing."""
+
+    def __init__(self, *values: Any):
+        self.values = values
+        self.fields: dict[str, Any] = {}
+
+    def __setstate__(self, state: Any) -> None:
+        self.fields = state if isinstance(state, dict) else {}
+
+
+class MetadataReader(pickle.Unpickler):
+    """Makes records in place of objects, and refuses every name that does not belong to the list of tensors."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if module in MODULES or (module, name) in VALUES or is_type:
+            return type(name, (Record,), {})
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no part of a state and was not run")
+
+
+def read_distcp(folder: Path, prefixes: tuple[str, ...]) -> dict[str, Tensor]:
+    """The tensors whose names begin with one of `prefixes`."""
+    try:
+        with open(folder / METADATA, "rb") as file:
+            entries = MetadataReader(file).load().fields["storage_data"]
+        where = {index.fields["fqn"]: entry.fields for index, entry in entries.items()}
+        names = [name for name in where if name.startswith(prefixes)]
+        return {name: _read_tensor(folder, **_file_and_range(where[name])) for name in names}
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ValueError(next(iter(str(error).splitlines()), type(error).__name__)) from error
+
+
+def _file_and_range(entry: dict[str, Any]) -> dict[str, Any]:
+    name, offset, length = str(entry["relative_path"]), int(entry["offset"]), int(entry["length"])
+    if Path(name).name != name:
+        raise ValueError(f"it names a file of another folder ({name})")
+    return {"name": name, "offset": offset, "length": length}
+
+
+def _read_tensor(folder: Path, name: str, offset: int, length: int) -> Tensor:
+    with open(folder / name, "rb") as file:
+        file.seek(offset)
+        tensor = torch.load(io.BytesIO(file.read(length)), map_location="cpu", weights_only=True)
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} holds something else than a tensor")
+    return tensor
