@@ -35,7 +35,8 @@ def open_readable(models: Names, paths: Sequence[str] | None, without: Sequence[
     """
     found = open_models(models, paths=paths, without=without)
     all_named = len(found) == (1 if isinstance(models, (str, Path)) else len(models))
-    opened, left_out = [], []
+    opened: list[OpenedModel] = []
+    left_out: list[tuple[OpenedModel, NothingToSee]] = []
     for model in found:
         where = str(model.folder)
         if is_gated(model) or is_routed(model):

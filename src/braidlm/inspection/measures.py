@@ -197,11 +197,18 @@ def _tally_layer(
     picks_TN = np.array([counts_of(one.chosen_LKT[index], size) for one in choices])
     weights_TN = np.array([counts_of(one.chosen_LKT[index], size, one.weights_LKT[index]) for one in choices])
     groups = [text.domain or NO_DOMAIN for text in texts]
-    totals = [named_shares(counted.sum(0), names) for counted in (counts_TN, picks_TN, weights_TN)]
     joint, load, weight = (_by_group(counted, groups) for counted in (counts_TN, picks_TN, weights_TN))
-    named = [{g: named_shares(sums, names) for g, sums in sums_of.items()} for sums_of in (joint, load, weight)]
-    both = (one for pair in zip(totals, named, strict=True) for one in pair)
-    layer_tally = LayerTally(layer.name, int(counts_TN.sum()), *both, entropy=entropy(picks_TN.sum(0)))
+    layer_tally = LayerTally(
+        layer=layer.name,
+        decisions=int(counts_TN.sum()),
+        shares=named_shares(counts_TN.sum(0), names),
+        by_domain={group: named_shares(counts, names) for group, counts in joint.items()},
+        load=named_shares(picks_TN.sum(0), names),
+        load_by_domain={group: named_shares(counts, names) for group, counts in load.items()},
+        weight=named_shares(weights_TN.sum(0), names),
+        weight_by_domain={group: named_shares(sums, names) for group, sums in weight.items()},
+        entropy=entropy(picks_TN.sum(0)),
+    )
     domains = [group for group in joint if group != NO_DOMAIN]
     if not domains:
         return layer_tally
