@@ -132,19 +132,16 @@ def open_code_environment(names: list[str], policy: IsolationPolicy) -> Iterator
     """The languages of these names, each tested with its example; it is an error if none can be run."""
     with tempfile.TemporaryDirectory(prefix="braid-") as shared:
         os.chmod(shared, 0o755)
-        languages_or_none = {name: LANGUAGES[name].with_tools() for name in names}
-        missing = {
-            name: f"not run: {' and '.join(LANGUAGES[name].tools)} not found"
-            for name, language in languages_or_none.items()
-            if language is None
-        }
-        installed = {name: language for name, language in languages_or_none.items() if language is not None}
+        found = {name: LANGUAGES[name].with_tools() for name in names}
+        installed = {name: language for name, language in found.items() if language is not None}
+        absent = [name for name in names if name not in installed]
+        missing = {name: f"not run: {' and '.join(LANGUAGES[name].tools)} not found" for name in absent}
         folders = [_folder_of(path) for language in installed.values() for path in language.paths.values()]
         sandbox = Sandbox.open(policy, [*folders, shared])
         languages = {}
         for name, language in installed.items():
             try:
-                languages[name] = _tested(_prepared(language, Path(shared) / name), sandbox)
+                languages[name] = _prepared(language, Path(shared) / name, sandbox)
             except BraidError as error:
                 missing[name] = f"not run: {error.what}"
         if not languages:
@@ -153,18 +150,14 @@ def open_code_environment(names: list[str], policy: IsolationPolicy) -> Iterator
         yield CodeEnvironment(sandbox, languages, missing)
 
 
-def _prepared(language: Language, folder: Path) -> Language:
-    if language.prepare is None:
-        return language
-    folder.mkdir()
-    language.prepare(language.paths, folder)
-    return replace(language, paths={**language.paths, "prepared": str(folder)})
-
-
-def _tested(language: Language, sandbox: Sandbox) -> Language:
+def _prepared(language: Language, folder: Path, sandbox: Sandbox) -> Language:
+    """The language after its preparation; an error where its example does not pass in the sandbox."""
+    if language.prepare is not None:
+        folder.mkdir()
+        language.prepare(language.paths, folder)
+        language = replace(language, paths={**language.paths, "prepared": str(folder)})
     test = language.test(language.example)
-    failure = test.failure(sandbox.run(test.program))
-    if failure:
+    if failure := test.failure(sandbox.run(test.program)):
         raise BraidError(f"{' and '.join(language.tools)} cannot be used in the sandbox ({failure})")
     return language
 
