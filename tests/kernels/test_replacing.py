@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from braidlm.kernels.lower import replace_parts
+from braidlm.kernels.lowered_parts import Lowered
 from braidlm.kernels.replacing import FORMS
 from braidlm.model.norms import RMSNorm
 from tests.plain_losses import plain_losses
@@ -67,3 +68,12 @@ def test_a_subclass_is_not_replaced() -> None:
     model.model.norm.__class__ = other = type("OtherNorm", (RMSNorm,), {})
     replace_parts(model)
     assert type(model.model.norm) is other
+
+
+@pytest.mark.parametrize("name", ["dense", "experts", "routed paths"])
+def test_kernels_serve_what_was_replaced(name: str) -> None:
+    """A model may be trained by its plain pass first, and then lowered."""
+    model = tiny_model(context=256, **MODELS[name])
+    before = Lowered(model).refusals
+    replace_parts(model)
+    assert Lowered(model).refusals == before

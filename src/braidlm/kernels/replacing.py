@@ -14,6 +14,7 @@ from torch import Tensor, nn
 Form = TypeVar("Form", bound=type[nn.Module])
 FORMS: dict[tuple[str, type[nn.Module]], type[nn.Module]] = {}
 """By the type of the device and the exact class of a part."""
+_REPLACED: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def replaces(*kinds: type[nn.Module], on: tuple[str, ...]) -> Callable[[Form], Form]:
@@ -21,9 +22,15 @@ def replaces(*kinds: type[nn.Module], on: tuple[str, ...]) -> Callable[[Form], F
 
     def add(form: Form) -> Form:
         FORMS.update({(device, kind): form for device in on for kind in kinds})
+        _REPLACED[form] = kinds[0]
         return form
 
     return add
+
+
+def kind_of(part: nn.Module) -> type[nn.Module]:
+    """The exact class of a part, or of the part whose place it took."""
+    return _REPLACED.get(type(part), type(part))
 
 
 def is_eager_cpu(x: Tensor) -> bool:

@@ -17,6 +17,7 @@ from braidlm.kernels.lowerings.router import Dispatch
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.ops.fold import Folded
 from braidlm.kernels.ops.linear import Linear
+from braidlm.kernels.replacing import kind_of
 from braidlm.kernels.routed.gradient_stacks import Gathered, GroupedGradientStack
 from braidlm.kernels.routed.grouped.layers import GroupedFeed, GroupedLinear
 from braidlm.kernels.routed.permutation import TILE, row_bound
@@ -78,7 +79,7 @@ def attention_bank_refusal(bank: Any) -> str | None:
     """Why kernels do not serve a bank of attentions."""
     dim = bank.head_dim
     return first(
-        unless(type(bank) is SoftmaxAttention, f"{type(bank).__name__} has no kernels for a bank of attentions"),
+        unless(kind_of(bank) is SoftmaxAttention, f"{type(bank).__name__} has no kernels for a bank of attentions"),
         unless(bank.out is not None, "its kernels need out_projection"),
         unless(bank.kv_heads == bank.heads, "its kernels need as many kv_heads as heads"),
         unless(dim >= 16 and dim & (dim - 1) == 0, "its kernels need a head_dim that is a power of two from 16 on"),

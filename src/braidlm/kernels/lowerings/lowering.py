@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from braidlm.kernels.context import PassContext, PendingAdd, Stream, Sublayer
 from braidlm.kernels.gradient_stacks import GradientStack
 from braidlm.kernels.ops.fold import Bank
+from braidlm.kernels.replacing import kind_of
 from braidlm.model.config.registry import Choice
 from braidlm.model.dropout import Dropout
 from braidlm.model.errors import BraidError
@@ -147,7 +148,7 @@ def lowers(*kinds: type[nn.Module]) -> Callable[[type[Lowering]], type[Lowering]
 
 def lowering_of(part: nn.Module) -> Any:
     """The lowering of a part's exact class, Braid's own or another package's; None where there is none."""
-    kind = type(part)
+    kind = kind_of(part)
     if kind not in LOWERINGS and not kind.__module__.startswith("braidlm."):
         _load_third_party_lowerings()
     return LOWERINGS.get(kind)
@@ -182,7 +183,7 @@ def refusal(part: nn.Module, body: Any) -> str | None:
         if option not in lowering.honours:
             return f"its kernels do not know the option {option}"
     for name, child in part.named_modules() if lowering.is_one else [("", part)]:
-        if lowering_of(child) is None and type(child) not in NO_OPTIONS:
+        if lowering_of(child) is None and kind_of(child) not in NO_OPTIONS:
             return f"{name} is a {type(child).__name__}, which has no kernels"
         if isinstance(child, Dropout) and child.rate and child.kind not in DROPS:
             return f"its kernels do not know the option dropout.{child.kind}"
