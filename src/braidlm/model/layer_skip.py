@@ -122,7 +122,7 @@ def stages_between(stages: nn.ModuleList, first: int = 0, last: int | None = Non
         if begin >= first and (last is None or begin + max(depth, 1) <= last):
             found.append(stage)
         elif chosen := range(max(first - begin, 0), depth if last is None else min(last - begin, depth)):
-            found.append(partial(stage.run_some, chosen))  # type: ignore[arg-type]
+            found.append(partial(stage.run_some, chosen))  # type: ignore[arg-type, misc, operator]
         begin += depth
     return found
 

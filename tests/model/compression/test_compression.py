@@ -86,7 +86,7 @@ def test_dynamic_inputs_are_rounded_token_by_token() -> None:
     x = torch.tensor([[1.0, 0.5, -0.25, 0.001], [1000.0, 0.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
     expected = torch.tensor([[127, 64, -32, 0], [127, 0, 0, 0], [0, 0, 0, 0]])
     scale = torch.tensor([[1 / 127], [1000 / 127], [0.0]])
-    torch.testing.assert_close(matrix.read(x), expected * scale)
+    torch.testing.assert_close(matrix.rounded(x), expected * scale)
 
 
 @pytest.mark.parametrize("compression", [quantised(), [{"int4": {"modules": ["stages.*"], "group": 8}}]])

@@ -50,7 +50,7 @@ class QuantisedMatrix(nn.Module):
         """The weights [..., outputs, inputs]."""
         return self.weight.to(self.scale.dtype).mul_(self.scale)
 
-    def read(self, x: Tensor) -> Tensor:
+    def rounded(self, x: Tensor) -> Tensor:
         """The inputs of a product: with `dynamic` each token's are rounded to 8 bits, by a factor of its own."""
         if self.training and torch.is_grad_enabled():
             raise BraidError(
@@ -64,7 +64,7 @@ class QuantisedMatrix(nn.Module):
 
     def product(self, x: Tensor) -> Tensor:
         """The outputs of one matrix for inputs [..., inputs], in which a few rows do not pay for all weights."""
-        x = self.read(x)
+        x = self.rounded(x)
         rows = x.numel() // x.shape[-1]
         plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"))
         if x.is_cpu and plain and 0 < rows <= FEW_ROWS and (self.weight.dtype, x.dtype) == (torch.int8, torch.float32):
@@ -113,7 +113,7 @@ class QuantisedStack(QuantisedMatrix, StackedLinear):
         return self.dense().transpose(1, 2), self.bias
 
     def forward(self, x: Tensor, groups: Groups | None = None, columns: slice = slice(None)) -> Tensor:
-        return StackedLinear.forward(self, self.read(x), groups, columns)
+        return StackedLinear.forward(self, self.rounded(x), groups, columns)
 
 
 class FourBitLinear(FourBitMatrix, QuantisedLinear):
@@ -128,7 +128,7 @@ class QuantisedEmbedding(QuantisedMatrix, Embedding):
     """A vector of codes of 8 bits for each token."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        self.read(self.scale)
+        self.rounded(self.scale)
         return F.embedding(ids, self.weight).to(self.scale.dtype) * F.embedding(ids, self.scale)
 
 

@@ -131,7 +131,7 @@ class ByteHead(Head):
         later = self.later_pieces(tokens)
         return found if later is None else found + later[tokens]
 
-    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor, **read: Tensor) -> Tensor:
         return self.token_log_probabilities(hidden[rows], tokens)
 
     def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
