@@ -8,7 +8,7 @@ context.
 Children's curves are fitted by SciPy's `curve_fit` with bounds, as in the pipeline. A model's are fitted there without
 bounds, by MINPACK, whose result differs in the last bit between calls with the same numbers, depending on their address
 in memory. Where the points determine the curve, that does not matter; where they do not (a word learned in one jump:
-every steep curve fits), it decides at which of many equally good curves the search ends: eight calls give eight ages.
+every steep curve fits), it decides at which of many equally good curves the search ends (SciPy 1.17).
 `least_squares` is the same algorithm with the same constants (Moré, 1978: a Jacobian by finite differences, parameters
 scaled by their columns of it, a trust region, the same termination tests), with every sum rounded once (`math.fsum`).
 """
