@@ -19,7 +19,7 @@ from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.opening.adapter import save_adapter, weights_sha256
-from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.decoder import decoder_by_name
 from braidlm.opening.gating import attach
 
 SIZES: dict[str, Any] = {
@@ -59,7 +59,7 @@ def save_decoder(name: str, tokenizer: Path, folder: Path, **changes: Any) -> Pa
 
 def save_gates(base: Path, folder: Path, kind: Any = "vector", moved: float = 0.0) -> Path:
     """Gates for a decoder; `moved` from zero by random numbers of this size."""
-    model = open_decoder(base).load()
+    model = decoder_by_name(base).load()
     attach(model, decode(GatesConfig, {"kind": kind}))
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(5)

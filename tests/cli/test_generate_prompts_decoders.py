@@ -13,7 +13,7 @@ from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.edit import edit
 from braidlm.opening.adapter import write_adapter_files
-from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.decoder import decoder_by_name
 from braidlm.opening.gating import gates_of
 from braidlm.serving.generate import generate, prompt_study
 from tests.tiny_models import randomised
@@ -36,7 +36,7 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         randomised(AutoModelForCausalLM.from_config(config)).save_pretrained(home / name)
         bytes_tokenizer().save(home / name)
     edit("gate", home / "base", home / "zero", kind="vector")
-    opened = open_decoder(home / "zero")
+    opened = decoder_by_name(home / "zero")
     model: Any = opened.load()
     with torch.no_grad():
         for gate in gates_of(model).values():
@@ -69,7 +69,7 @@ def test_base_gated_and_upcycled_side_by_side(braid, decoders: dict[str, Path], 
 def test_a_decoder_says_what_transformers_says(decoders: dict[str, Path]) -> None:
     for name in ("gated", "neox", "upcycled"):
         said = generate(decoders[name], PROMPTS, max_tokens=6, greedy=True, top_next=3, device="cpu")
-        opened = open_decoder(decoders[name])
+        opened = decoder_by_name(decoders[name])
         model: Any = opened.load()
         for prompt, text in zip(PROMPTS, said.texts, strict=True):
             ids = torch.tensor([opened.tokenizer.encode(prompt)])

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BertConfig, GPT2Config, LlamaConf
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.edits.edit import edit
-from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.decoder import decoder_by_name
 from braidlm.opening.gating import gates_of
 from tests.tiny_models import VOCABULARY, ToyTokenizer, random_ids, tiny_model
 
@@ -74,7 +74,7 @@ def test_a_decoder_gets_an_adapter(options: dict[str, Any], config: Any, tmp_pat
     base = decoder(tmp_path / "base", config(**SIZES))
     edit("gate", base, tmp_path / "gates", **options)
     assert not (tmp_path / "gates" / "model.safetensors").exists()
-    opened = open_decoder(tmp_path / "gates").load()
+    opened = decoder_by_name(tmp_path / "gates").load()
     assert list(gates_of(opened)) == options.get("layers", [2, 3])
     assert torch.equal(logits(opened), logits(AutoModelForCausalLM.from_pretrained(base)))
     written = json.loads((tmp_path / "gates" / "gate_config.json").read_text())
@@ -85,7 +85,7 @@ def test_a_decoder_gets_an_adapter(options: dict[str, Any], config: Any, tmp_pat
 def test_a_decoder_may_get_a_whole_folder(tmp_path: Path) -> None:
     base = decoder(tmp_path / "base")
     edit("gate", base, tmp_path / "gated", kind="scalar", full=True)
-    opened = open_decoder(tmp_path / "gated")
+    opened = decoder_by_name(tmp_path / "gated")
     assert torch.equal(logits(opened.load()), logits(AutoModelForCausalLM.from_pretrained(base)))
     assert list(gates_of(opened.load())) == [2, 3]
     assert opened.tokenizer.vocab_size == VOCABULARY
@@ -164,7 +164,7 @@ class TestRefusals:
 def test_an_adapter_that_was_opened_can_be_trained(tmp_path: Path) -> None:
     base = decoder(tmp_path / "base")
     edit("gate", base, tmp_path / "gates", kind="matrix")
-    model: PreTrainedModel = open_decoder(tmp_path / "gates").load()
+    model: PreTrainedModel = decoder_by_name(tmp_path / "gates").load()
     assert not torch.equal(_after_one_step(model), logits(AutoModelForCausalLM.from_pretrained(base)))
 
 

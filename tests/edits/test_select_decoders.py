@@ -14,7 +14,7 @@ from braidlm.edits.edit import edit
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.opening.adapter import read_adapter, save_adapter, weights_sha256
-from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.decoder import decoder_by_name
 from braidlm.opening.full_folder import write_decoder
 from braidlm.opening.gating import attach, gates_of, without
 from tests.edits.small_models import text_file
@@ -46,7 +46,7 @@ def test_an_adapter_with_fewer_gates(tmp_path: Path, name: str, capsys: pytest.C
     source = gated_decoder(tmp_path, name)
     edit("select", source, tmp_path / "out", text=str(text_file(tmp_path)), keep=2)
     assert "Select gates of gates by smallest-change: 2 of 4 go (layers 2 to 3)" in capsys.readouterr().out
-    before, after = open_decoder(source).load(), open_decoder(tmp_path / "out").load()
+    before, after = decoder_by_name(source).load(), decoder_by_name(tmp_path / "out").load()
     assert list(gates_of(after)) == [4, 5]
     assert read_adapter(tmp_path / "out").gates.layers == [4, 5]
     ids = random_ids(2, 20, vocab_size=VOCABULARY)
@@ -62,7 +62,7 @@ def test_an_adapter_with_fewer_gates(tmp_path: Path, name: str, capsys: pytest.C
 def test_a_gate_that_never_moved_goes_without_changing_a_logit(tmp_path: Path) -> None:
     source = gated_decoder(tmp_path, sizes=(0.0, 0.3, 0.0, 0.4))
     edit("select", source, tmp_path / "out", text=str(text_file(tmp_path)), threshold=0)
-    before, after = open_decoder(source).load(), open_decoder(tmp_path / "out").load()
+    before, after = decoder_by_name(source).load(), decoder_by_name(tmp_path / "out").load()
     assert list(gates_of(after)) == [3, 5]
     ids = random_ids(2, 20, vocab_size=VOCABULARY)
     with torch.no_grad():
@@ -91,14 +91,14 @@ def test_a_base_that_changed_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_base_and_gates(tmp_path: Path) -> None:
     gated_decoder(tmp_path, "gpt_neox")
     edit("gate", tmp_path / "base", tmp_path / "full", kind="scalar", full=True)
-    model: Any = open_decoder(tmp_path / "full").load()
+    model: Any = decoder_by_name(tmp_path / "full").load()
     with torch.no_grad():
         for gate, size in zip(gates_of(model).values(), (0.0, 0.3, 0.0, 0.4), strict=True):
             gate.weight.fill_(size)
     write_decoder(model, tmp_path / "moved")
     bytes_tokenizer().save(tmp_path / "moved")
     edit("select", tmp_path / "moved", tmp_path / "out", text=str(text_file(tmp_path)), threshold=0)
-    after = open_decoder(tmp_path / "out")
+    after = decoder_by_name(tmp_path / "out")
     assert after.is_gated
     assert not after.has_gates
     assert after.tokenizer.vocab_size == VOCABULARY
@@ -122,9 +122,9 @@ def test_lora_adapters_beside_the_gates_stay(tmp_path: Path) -> None:
                 parameter.normal_()
     adapted.save_pretrained(source)
     edit("select", source, tmp_path / "out", text=str(text_file(tmp_path)), keep=2)
-    opened = open_decoder(tmp_path / "out")
+    opened = decoder_by_name(tmp_path / "out")
     assert opened.has_lora
-    before, after = open_decoder(source).load(), opened.load()
+    before, after = decoder_by_name(source).load(), opened.load()
     ids = random_ids(2, 20, vocab_size=VOCABULARY)
     gone = set(gates_of(before)) - set(gates_of(after))
     assert len(gone) == 2

@@ -18,7 +18,7 @@ from braidlm.evals.scoring.completions import complete
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.decoder import decoder_by_name
 from braidlm.opening.full_folder import write_decoder
 from braidlm.opening.gating import attach
 from tests.tiny_decoders import CONFIGS, save_decoder, save_gates
@@ -62,8 +62,8 @@ def test_bits_per_byte_of_a_decoder_with_gates_are_those_of_a_plain_loop(
     zero = save_gates(base, tmp_path / "zero")
     found = evaluate([base, gated, zero], "bits_per_byte", data_of={"bits_per_byte": text})
     plain, with_gates, without = (model.tasks["bits_per_byte"].score for model in found.models)
-    assert plain == pytest.approx(plain_bits_per_byte(open_decoder(base).load()), abs=1e-5)
-    assert with_gates == pytest.approx(plain_bits_per_byte(open_decoder(gated).load()), abs=1e-5)
+    assert plain == pytest.approx(plain_bits_per_byte(decoder_by_name(base).load()), abs=1e-5)
+    assert with_gates == pytest.approx(plain_bits_per_byte(decoder_by_name(gated).load()), abs=1e-5)
     assert without == pytest.approx(plain, abs=1e-6)
     assert abs(with_gates - plain) > 1e-4
     assert len({model.sha256 for model in found.models}) == 3
@@ -112,14 +112,14 @@ def test_the_verbs_open_gates_and_show_them(
 
 def test_a_whole_folder_keeps_its_gates_in_float32(tokenizer: Path, tmp_path: Path) -> None:
     base = save_decoder("qwen2", tokenizer, tmp_path / "qwen2")
-    model = open_decoder(base).load("cpu", torch.bfloat16)
+    model = decoder_by_name(base).load("cpu", torch.bfloat16)
     attach(model, decode(GatesConfig, {}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".gate." in name:
                 parameter.fill_(1 / 3)
     write_decoder(model, tmp_path / "whole")
-    loaded = open_decoder(tmp_path / "whole").load("cpu", torch.bfloat16).state_dict()
+    loaded = decoder_by_name(tmp_path / "whole").load("cpu", torch.bfloat16).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
     assert {tensor.dtype for name, tensor in loaded.items() if ".gate." in name} == {torch.float32}
 

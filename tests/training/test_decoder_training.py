@@ -17,7 +17,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models import memory
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
-from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.decoder import decoder_by_name
 from braidlm.opening.gating import gates_of
 from braidlm.training.config import TrainingConfig
 from braidlm.training.recipe import decode_recipe
@@ -66,7 +66,7 @@ def stepped(folder: Path, steps: int, **training: Any) -> tuple[Any, list[float]
     """A decoder after some steps through the code that `braid train` runs, and its losses."""
     options = {"budget": steps, "batch": 4, "clip": None, **training}
     config: TrainingConfig = decode(TrainingConfig, options)
-    source = open_decoder(folder)
+    source = decoder_by_name(folder)
     model = source.load()
     freeze_decoder(model, source, config)
     stepper = Stepper(TrainableDecoder(model, source), config, HERE, torch.float32)
@@ -186,19 +186,19 @@ def test_checkpoints_open_as_what_was_trained(
     }[case]
     ours = {"README.md", "lineage.json", "tokenizer.json", "tokenizer_config.json"}
     assert names - {"generation_config.json"} == expected | ours
-    opened = open_decoder(run.folder)
+    opened = decoder_by_name(run.folder)
     assert bool(gates_of(opened.load())) == (source == "gates")
-    assert opened.tokenizer.fingerprint == open_decoder(decoder).tokenizer.fingerprint
+    assert opened.tokenizer.fingerprint == decoder_by_name(decoder).tokenizer.fingerprint
     again = decoder_recipe(stories, tmp_path / "again", run.folder, training={"budget": 2})
     assert train(again).finished
     lineage = json.loads((run.model / "lineage.json").read_text())
-    assert lineage["sources"][1]["sha256"] == open_decoder(decoder).sha256
+    assert lineage["sources"][1]["sha256"] == decoder_by_name(decoder).sha256
     assert lineage["training"]["bits_per_byte"] == records(run.folder, "validation")[-1]["bits_per_byte"]
 
 
 def test_the_balance_loss_of_a_decoders_own_experts_is_in_the_loss(stories: Path, tmp_path: Path) -> None:
     folder = save_decoder("mixtral", stories / "tokenizer", tmp_path / "mixtral", router_aux_loss_coef=0.5)
-    source = open_decoder(folder)
+    source = decoder_by_name(folder)
     model = source.load()
     inputs, labels = (torch.from_numpy(array) for array in batches(1)[0])
     count = (labels != IGNORED).sum()
@@ -219,7 +219,7 @@ def test_memory_is_planned_before_anything_is_loaded(
         return plan_decoder_run(recipe, torch.device("cpu"))
 
     monkeypatch.setattr(memory, "free_memory", lambda _: 10**12)
-    size = sum(p.numel() for p in open_decoder(decoders("llama")).load().parameters())
+    size = sum(p.numel() for p in decoder_by_name(decoders("llama")).load().parameters())
     assert plan(decoders("llama")).startswith(f"Training {size:,} parameters; 0 are frozen.")
     assert plan(gates("llama", "matrix"), train="gates").startswith(f"Training 512 parameters; {size:,} are frozen.")
     adapters = plan(gates("llama", "matrix"), lora={"rank": 2, "targets": ["q_proj"]})
@@ -312,4 +312,4 @@ def test_a_damaged_checkpoint_is_not_opened(stories: Path, decoders: Callable[[s
     content[-1] ^= 1
     weights.write_bytes(bytes(content))
     with pytest.raises(BraidError, match="was damaged or changed"):
-        open_decoder(run.folder).load()
+        decoder_by_name(run.folder).load()

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from braidlm.model.config.strict import decode
-from braidlm.opening.decoder import decoder_by_name as open_decoder
+from braidlm.opening.decoder import decoder_by_name
 from braidlm.opening.gating import gates_of
 from braidlm.training.config import TrainingConfig
 from braidlm.training.start_from import weights_dtype
@@ -52,5 +52,5 @@ def test_a_run_on_a_gpu_goes_on_as_if_it_had_not_been_stopped(
     for path in whole.model.glob("*.safetensors"):
         other = load_file(parts.model / path.name)
         assert all(torch.equal(tensor, other[name]) for name, tensor in load_file(path).items())
-    loaded = open_decoder(whole.folder).load(GPU, torch.bfloat16)
+    loaded = decoder_by_name(whole.folder).load(GPU, torch.bfloat16)
     assert {p.dtype for gate in gates_of(loaded).values() for p in gate.parameters()} == {torch.float32}
