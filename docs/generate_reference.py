@@ -24,6 +24,7 @@ from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import part_of, plain_type, range_of
 from braidlm.model.stages import BlockConfig
+from braidlm.studies.steps import KINDS, Step, StepTraining, TrainStep
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.config import CheckpointConfig, LogConfig, SampleConfig, ValidationConfig
@@ -67,7 +68,9 @@ def reference() -> str:
         "## Study keys\n",
         "A recipe with `domains` is a study. Its `training`, `checkpoints`, `validation`, `samples` and `log` have the "
         "[keys of a recipe](#recipe-keys), but there is no `training.budget`: budgets follow from `epochs`.\n",
-        *keys_of(Study, "", "The top of a study", known=(CheckpointConfig, ValidationConfig, SampleConfig, LogConfig)),
+        *keys_of(Study, "", "The top of a study", known=(*SHARED, Step)),
+        *(line for kind in (TrainStep, *KINDS.values()) for line in step_keys(kind)),
+        *keys_of(StepTraining, "steps.NAME.train", about(StepTraining).rstrip(".")),
         "## Model keys\n",
         "`model` in a recipe, or the top of a model preset (`recipes/models/`). `vocab_size` may be given beside these "
         "keys; without it, it is the tokenizer's. `block` and `dropout` are what stages inherit.\n",
@@ -130,6 +133,15 @@ def keys_of(cls: type, path: str, title: str, known: tuple[type, ...] = ()) -> I
         if found is not None and found[0] not in known:
             inner, step = found
             yield from keys_of(inner, f"{path}.{option['name']}{step}".lstrip("."), about(inner).rstrip("."), known)
+
+
+SHARED = (CheckpointConfig, ValidationConfig, SampleConfig, LogConfig)
+"""What a study has in common with a recipe."""
+
+
+def step_keys(kind: type[Step]) -> Iterator[str]:
+    """The keys of a kind of step."""
+    yield from keys_of(kind, "steps.NAME", f"{kind.kind}. {about(kind)}".rstrip("."), known=(StepTraining,))
 
 
 def parts(noun: str, registry: Registry) -> Iterator[str]:

@@ -15,7 +15,7 @@ _HOMES = {
     "prune_curve": "braidlm.studies.pruning.curve",
     "routes": "braidlm.inspection.routes",
     "generate": "braidlm.serving.generate",
-    "compare": "braidlm.studies.comparing.compare",
+    "compare": "braidlm.studies.variants.compare",
     "convert": "braidlm.opening.convert",
     "show": "braidlm.studies.show",
     "load": "braidlm.opening.open",

@@ -53,7 +53,7 @@ def test_overrides(braid):
     facts = braid("show", "models/gpt2-28m", "stages.0.block.layers=3", "--json").json()
     assert facts["layers"] == 3
     assert facts == braidlm.show("models/gpt2-28m", ["stages.0.block.layers=3"])
-    without = braid("show", "best/strict-small", "~whole.routed", "--json").json()
+    without = braid("show", "best/strict-small", "~steps.routed", "--json").json()
     assert [model["name"] for model in without["models"]] == ["dense"]
 
 

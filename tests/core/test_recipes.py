@@ -1,16 +1,21 @@
 """Recipes: found by name, composed with defaults and overrides, and clear about what is wrong."""
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf, _utils
+from omegaconf.base import Container
 
 from braidlm.core import recipes
 from braidlm.core.errors import BraidError
-from braidlm.core.fast_yaml import FastLoader, hasten_omegaconf
+from braidlm.core.hydra_changes import WRITTEN_FOR, hasten_omegaconf
+from braidlm.core.reading import FastLoader
 from braidlm.core.recipes import compose_recipe, find_recipe, hydra_overrides, list_recipes, recipe_root, resolved
 from braidlm.model.config.architecture import read_architecture
 
@@ -259,6 +264,22 @@ def test_a_key_that_stands_twice_is_shown_with_its_line(root: Path) -> None:
     (root / "tiny" / "twice.yaml").write_text("width: 1\nwidth: 2\n")
     assert "found duplicate key width" in refused("tiny/twice")
     assert "width: 2\n" in refused("tiny/twice")
+
+
+def test_hydra_is_the_version_that_braid_was_written_for() -> None:
+    """`core/hydra_changes.py` replaces parts of it: another version needs that file to be read again."""
+    for package, version in WRITTEN_FOR.items():
+        installed = importlib.metadata.version(package)
+        assert installed.startswith(f"{version}."), f"{package} {installed}: read core/hydra_changes.py beside it"
+
+
+def test_what_is_replaced_in_hydra_is_put_back(root: Path) -> None:
+    resolve, store = Container.resolve_parse_tree, ConfigStore.instance().repo["hydra"]["config.yaml"].node
+    compose_recipe("tiny/gpt2")
+    refused(written(root, "a: ${nowhere}\n"))
+    assert Container.resolve_parse_tree is resolve
+    assert ConfigStore.instance().repo["hydra"]["config.yaml"].node is store
+    assert not GlobalHydra.instance().is_initialized()
 
 
 def test_libyaml_reads_what_pyyaml_reads() -> None:

@@ -7,9 +7,17 @@ from tests.docs.reference_names import names_of
 
 ROOT = Path(__file__).parents[2]
 OLD = Path(__file__).with_name("reference-0.1.0.txt")
-GONE: dict[str, str] = {}
+STEPS = "a study is a graph of `steps` of five kinds, and the error for an old key says what to write now"
+GONE: dict[str, str] = {
+    r"Study keys > The top of a study > (averages|composed|distilled|paths|variants|whole)": STEPS,
+    r"Study keys > (averages|composed|distilled|variants|whole)\.NAME( > .*)?": STEPS,
+    r"Study keys > paths( > .*)?": STEPS,
+}
 """Patterns of names that version 0.1.0 had, with why they are gone and what is written now."""
-NEW: dict[str, str] = {}
+NEW: dict[str, str] = {
+    r"Study keys > The top of a study > (steps|models|kept)": STEPS,
+    r"Study keys > steps\.NAME.*": STEPS,
+}
 """Patterns of names that came since, with what they are for."""
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from braidlm.core.recipes import compose_recipe, find_recipe
 from braidlm.studies.decoding import is_study
-from braidlm.studies.show import study_facts
+from braidlm.studies.plan import study_facts
+from braidlm.studies.show import recipe_facts
 from braidlm.training.monitoring import speed
-from braidlm.training.show import recipe_facts
 from tests.fuzz.honesty import honest
 from tests.fuzz.mutations import changed, rewritten, seeded
 

@@ -19,19 +19,16 @@ def toy(folder: Path) -> list[str]:
     changes = [*write_sources(RECIPE, folder), f"out={folder / 'out'}", f"data.cache={folder / 'cache'}", "tasks=null"]
     changes += ["data.length=32", "data.tokenizer.vocab_size=400", "data.chunking.stride=8", "training.batch=4"]
     changes += ["training.lengths=[{until: 0.7, length: 8}]"]
-    changes += ["seeds=[1,2]", "paths.seeds=[1]", "whole.dense.seeds=[1]", "training.warmup=2", "validation.tokens=300"]
-    changes += ["epochs=0.2", "whole.fifth.epochs=0.04", "composed.mixture.training.warmup=1", "paths.share=0.8"]
-    for model in ("paths.model", "whole.fifth.model", "whole.dense.model"):
-        changes += [f"{model}.{key}" for key in ("width=16", "stages[0].block.layers=1")]
-    return changes
+    changes += ["seeds=[1,2]", "steps.dense.seeds=[1]", "training.warmup=2", "validation.tokens=300"]
+    changes += ["epochs=0.2", "steps.fifth.train.epochs=0.04", "steps.mixture.train.warmup=1", "kept=0.8"]
+    return [*changes, "models.dense.width=16", "models.dense.stages[0].block.layers=1"]
 
 
 def test_every_side_is_shown_the_same_words() -> None:
     study = load_study(RECIPE)
-    assert study.paths is not None
-    assert (study.epochs_of(study.paths), study.epochs_of(study.composed["mixture"])) == (study.epochs, study.epochs)
-    assert len(study.seeds_of("fifth")) * study.epochs_of(study.whole["fifth"]) == pytest.approx(study.epochs)
-    assert study.averages["by_source"].members == list(study.domains) == SOURCES
+    assert {study.epochs_of(name) for name in (*SOURCES, "mixture")} == {study.epochs}
+    assert len(study.seeds_of("fifth")) * study.epochs_of("fifth") == pytest.approx(study.epochs)
+    assert study.steps["by_source"].reads == list(study.domains) == SOURCES
     assert len(study.seeds_of("fifth")) == len(SOURCES)
 
 
@@ -39,7 +36,7 @@ def test_the_settings_are_those_of_the_averages() -> None:
     ours, best, pair = (encode(load_study(f"best/{name}")) for name in ("by-source", "average", "strict-small"))
     assert ours["training"] == {**best["training"], "warmup": ours["training"]["warmup"]}
     assert ours["data"]["tokenizer"] == best["data"]["tokenizer"]
-    assert ours["paths"]["model"] == ours["whole"]["dense"]["model"] == pair["whole"]["dense"]
+    assert ours["models"]["dense"] == pair["models"]["dense"]
 
 
 @pytest.mark.slow

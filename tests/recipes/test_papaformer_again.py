@@ -30,11 +30,10 @@ def toy(recipe: str, folder: Path) -> list[str]:
     changes = [*write_sources(recipe, folder), f"out={folder / 'out'}", f"data.cache={folder / 'cache'}", "seeds=[1]"]
     changes += ["data.length=32", "data.tokenizer.vocab_size=400", "training.batch=4", "training.warmup=2"]
     changes += ["epochs=0.05", "validation.tokens=300", "training.lengths=[{until: 0.7, length: 8}]"]
-    changes += [f"whole.{name}.epochs=0.125" for name in ("shared", *LONGER[recipe])]
-    changes += [f"distilled.{name}.epochs=0.125" for name in OWNERS[recipe] if name == "owners_student"]
-    longer = [f"whole.{name}.model" for name in LONGER[recipe]]
-    for model in ("paths.model", "whole.dense", "whole.llama_256", "whole.shared.model", *longer):
-        changes += [f"{model}.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
+    students = [name for name in OWNERS[recipe] if name == "owners_student"]
+    changes += [f"steps.{name}.train.epochs=0.125" for name in ("shared", *LONGER[recipe], *students)]
+    for model in ("path", "dense", "llama_256"):
+        changes += [f"models.{model}.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
     return changes
 
 
@@ -53,13 +52,12 @@ def test_equal_flops_and_parameters(recipe: str) -> None:
 def test_equal_tokens(recipe: str) -> None:
     """Paths and what is made of them read together what a dense model reads."""
     study = load_study(recipe)
-    whole = [spec for name, spec in study.whole.items() if spec.text == "all" and name not in LONGER[recipe]]
-    assert study.paths is not None
-    assert {study.epochs_of(phase) for phase in (study.paths, *study.composed.values(), *whole)} == {study.epochs}
-    shared = study.whole["shared"]
-    assert study.epochs_of(shared) * (1 - study.begin_of(shared)) == pytest.approx(study.epochs)
+    alike = [*DOMAINS[recipe], "shared_linear", "gumbel_v1", "dense", "llama_256"]
+    assert {study.epochs_of(name) for name in alike} == {study.epochs}
+    begin, end = study.part_of_text("shared")
+    assert study.epochs_of("shared") * (end - begin) == pytest.approx(study.epochs)
     for name in LONGER[recipe]:  # what is made of `shared` has its tokens and those of a training of all text
-        assert study.epochs_of(study.whole[name]) == 2 * study.epochs
+        assert study.epochs_of(name) == 2 * study.epochs
     assert study.seeds == [1, 2, 3]
 
 
@@ -68,8 +66,8 @@ def test_the_settings_are_those_of_the_averages(recipe: str) -> None:
     ours, best = (encode(load_study(name)) for name in (recipe, "best/average"))
     assert {key for key in best["training"] if ours["training"][key] != best["training"][key]} == {"batch", "warmup"}
     assert ours["training"]["batch"] * ours["data"]["length"] == best["training"]["batch"] * best["data"]["length"]
-    models = [ours["paths"]["model"], *(spec.get("model", spec) for spec in ours["whole"].values())]
-    assert all(model["initialisation"] == best["whole"]["wide"]["model"]["initialisation"] for model in models)
+    wanted = best["models"]["wide"]["initialisation"]
+    assert all(model["initialisation"] == wanted for model in ours["models"].values())
 
 
 @pytest.mark.slow
@@ -106,11 +104,10 @@ def test_owners(tmp_path: Path) -> None:
         "validation.tokens=300",
         "training.lengths=[{until: 0.7, length: 8}]",
     ]
-    changes += ["whole.shared_longer.epochs=0.1"]
+    changes += ["steps.shared_longer.train.epochs=0.1"]
     for mixture in ("mixture", "owners_mixture"):
-        changes += [f"composed.{mixture}.epochs=0.05", f"composed.{mixture}.training.warmup=2"]
-    for model in ("paths", "whole.shared", "whole.shared_longer", "whole.dense"):
-        changes += [f"{model}.model.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
+        changes += [f"steps.{mixture}.train.epochs=0.05", f"steps.{mixture}.train.warmup=2"]
+    changes += [f"models.one.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
     assert main(["train", recipe, *changes, "--device", "cpu"]) == 0
     rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines())}
     assert set(rows) == {*alike, "mixture", "owners_mixture", "owners", "owners_judged", "owners_student"}

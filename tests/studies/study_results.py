@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.studies.decoding import decode_study
-from braidlm.studies.models import Kind
 from braidlm.studies.results import Bits, ModelResult, Point, StudyResults
-from tests.studies.toy_study import toy_study
+from braidlm.studies.study import Role
+from tests.studies.toy_study import DENSE, PATHS, composed, toy_study
 
 
-def model(name: str, kind: Kind, stories: float, maths: float, **changes: Any) -> ModelResult:
+def model(name: str, kind: Role, stories: float, maths: float, **changes: Any) -> ModelResult:
     bits = {"stories": stories, "maths": maths}
     facts: dict[str, Any] = {
         "seed": 1,
@@ -27,15 +27,15 @@ def model(name: str, kind: Kind, stories: float, maths: float, **changes: Any) -
     return ModelResult(name=name, kind=kind, bits=bits, **(facts | changes))
 
 
-def made_up_results(composed: Bits, silenced: dict[str, Bits], dense: Bits) -> StudyResults:
+def made_up_results(joined: Bits, silenced: dict[str, Bits], dense: Bits) -> StudyResults:
     """Two paths, 0.6 and 0.5 on their own domain, with a composed and a dense model of these scores."""
-    study = decode_study(toy_study(Path("out"), Path("data"), composed={"joined": {}}))
+    study = decode_study(toy_study(Path("out"), Path("data"), steps=PATHS | {"joined": composed()} | DENSE))
     return StudyResults(
         study,
         [
             model("stories", "path", 0.6, 5.0),
             model("maths", "path", 5.5, 0.5),
-            model("joined", "composed", **composed, silenced=silenced, seconds=30.0),
+            model("joined", "composed", **joined, silenced=silenced, seconds=30.0),
             model("dense", "whole", **dense, seconds=50.0),
         ],
     )

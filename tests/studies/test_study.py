@@ -22,14 +22,14 @@ from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names
 from braidlm.studies.decoding import decode_study, load_study
-from braidlm.studies.editing import is_trained_from
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults, _has_routes, over_seeds
+from braidlm.studies.reuse import is_trained_from
 from braidlm.studies.running import run_study
 from braidlm.studies.show import show
 from braidlm.studies.tables import inactive_paths, quality, training_time
 from braidlm.training.train import train
-from tests.studies.toy_study import PATH_MODEL, WHOLE_MODEL, toy_study
+from tests.studies.toy_study import DENSE, PATH_MODEL, PATHS, WHOLE_MODEL, composed, path, toy_study
 
 
 def test_every_model_is_trained_and_measured(toy_results: StudyResults) -> None:
@@ -74,21 +74,23 @@ def test_paths_and_composed_models_share_no_training_document(toy_results: Study
 
 
 def test_a_model_of_the_shared_text_reads_what_composed_models_read(tmp_path: Path) -> None:
-    shared = {"model": WHOLE_MODEL, "text": "shared", "budget": "1 steps"}
-    data = toy_study(tmp_path / "out", tmp_path / "data", composed={}, whole={"dense": WHOLE_MODEL, "shared": shared})
-    data["paths"] = {"model": PATH_MODEL, "share": 0.7, "budget": "1 steps"}
+    shared = {"model": WHOLE_MODEL, "train": {"text": "shared", "budget": "1 steps"}}
+    steps = {"stories": path("stories", budget="1 steps"), "shared": shared}
+    data = toy_study(tmp_path / "out", tmp_path / "data", steps=steps, kept=0.7)
     made = decode_study(data)
     assert encode(decode_study(encode(made))) == encode(made)
     run = next(model.run for model in run_study(made, device="cpu") if model.name == "shared")
     sets = yaml.safe_load((run.folder / "recipe.yaml").read_text())["data"]["sets"]
     assert {(s["subset"]["start"], s["subset"]["stop"]) for s in sets.values()} == {(0.7, 1.0)}
-    data["paths"] = None
-    with pytest.raises(BraidError, match=r"whole\.shared\.text: there are no paths that leave text to others"):
+    data["kept"] = None
+    with pytest.raises(
+        BraidError, match=r"steps\.shared\.train\.text: how much text is shared is not said; give the study"
+    ):
         decode_study(data)
 
 
 def test_documents_are_read_in_the_order_of_the_study(tmp_path: Path) -> None:
-    made = toy_study(tmp_path / "out", tmp_path / "data", paths=None, composed={}, epochs=0.1)
+    made = toy_study(tmp_path / "out", tmp_path / "data", steps=DENSE, epochs=0.1)
     made["data"]["order"] = {"kind": "length", "descending": True}
     run_study(decode_study(made), "cpu")
     for domain in made["domains"]:
@@ -130,9 +132,10 @@ def test_the_same_call_again_trains_nothing(toy_results: StudyResults, capsys: p
 def test_a_model_composed_anew_is_trained_after_a_stop_between_the_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = toy_study(tmp_path / "out", tmp_path / "data", whole={}, epochs=0.05, composed={"x": {"start": "mean"}})
+    steps = PATHS | {"x": composed(start="mean")}
+    data = toy_study(tmp_path / "out", tmp_path / "data", steps=steps, epochs=0.05)
     run_study(decode_study(data), device="cpu")
-    data["composed"]["x"]["start"] = "random"
+    data["steps"]["x"]["start"] = "random"
 
     def stopped(recipe: dict[str, Any], **options: Any) -> Any:
         if recipe["out"].endswith("x"):
@@ -149,10 +152,11 @@ def test_a_model_composed_anew_is_trained_after_a_stop_between_the_two(
 
 
 def test_another_way_to_compose_is_composed_and_trained_anew(tmp_path: Path) -> None:
-    data = toy_study(tmp_path / "out", tmp_path / "data", whole={}, epochs=0.05, composed={"x": {"start": "mean"}})
+    steps = PATHS | {"x": composed(start="mean")}
+    data = toy_study(tmp_path / "out", tmp_path / "data", steps=steps, epochs=0.05)
     paths = [e.run.model for e in run_study(decode_study(data), device="cpu")][:2]
     changed = {path: (path / "model.safetensors").stat().st_mtime_ns for path in paths}
-    data["composed"]["x"]["start"] = "random"
+    data["steps"]["x"]["start"] = "random"
     entries = run_study(decode_study(data), device="cpu")
     lineage = load_lineage(tmp_path / "out" / "seed-1" / "x-composed")
     assert lineage is not None
@@ -202,62 +206,112 @@ def test_spread_and_time_by_hand() -> None:
     assert training_seconds(records) == pytest.approx(12.0)
 
 
+def with_step(**step: Any) -> dict[str, Any]:
+    """The paths, and one more step."""
+    return {"steps": PATHS | {"x": step}}
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": ({"epoch": 2}, "unknown key 'epoch'. Did you mean 'epochs'?"),
     "no domains": ({"domains": {}}, "domains: name at least one data set"),
-    "one domain for paths": ({"domains": {"a": {"source": "stories"}}}, "at least two domains are needed"),
-    "composed without paths": ({"paths": None}, "there are no paths to compose"),
-    "nothing": ({"paths": None, "composed": {}, "whole": {}}, "nothing to train"),
+    "nothing": ({"steps": {}}, "steps: nothing to do: name at least one step"),
     "a budget": ({"training": {"budget": "5 steps"}}, "training.budget: a study's budgets come from `epochs`"),
     "a misspelled training key": ({"training": {"bacth": 3}}, "training: unknown key 'bacth'. Did you mean 'batch'?"),
-    "a misspelled training key of paths": (
-        {"paths": {"model": {"stages": ["block"]}, "training": {"bacth": 3}}},
-        "paths.training: unknown key 'bacth'. Did you mean 'batch'?",
+    "a misspelled training key of a step": (
+        with_step(model=PATH_MODEL, train={"bacth": 3}),
+        "steps.x.train: unknown key 'bacth'. Did you mean 'batch'?",
     ),
-    "a budget of a composed model": (
-        {"composed": {"x": {"training": {"budget": "5 steps"}}}},
-        "composed.x.training.budget: a study's budgets come from `epochs`",
+    "a misspelled key of a step's training": (
+        with_step(model=PATH_MODEL, train={"epoch": 3}),
+        "steps.x.train: unknown key 'epoch'. Did you mean 'epochs'?",
     ),
+    "epochs and budget": (
+        with_step(model=PATH_MODEL, train={"epochs": 1, "budget": "5 steps"}),
+        "steps.x.train: give either epochs or a budget",
+    ),
+    "no domain": (with_step(model=PATH_MODEL, train={"domains": []}), "steps.x.train: domains: name at least one"),
     "an unknown training key": ({"training": {"zzz": 3}}, "There are: accumulation, activation_checkpointing, "),
-    "a bad architecture": ({"whole": {"dense": {"stages": ["blok"]}}}, "whole.dense.stages[0]: unknown stage 'blok'"),
-    "a bad path": ({"paths": {"model": {"widht": 3, "stages": ["block"]}}}, "paths.model: unknown key 'widht'"),
-    "share": (
-        {"paths": {"model": {"stages": ["block"]}, "share": 1.0}},
-        "paths.share: expected a number above 0 and below 1, got 1",
+    "a bad architecture": (with_step(model={"stages": ["blok"]}), "steps.x.model.stages[0]: unknown stage 'blok'"),
+    "a bad named architecture": (
+        {"models": {"x": {"widht": 3}}},
+        "models.x: unknown key 'widht'. Did you mean 'width'?",
     ),
-    "join": ({"composed": {"x": {"join": "shared_liner"}}}, "unknown join 'shared_liner'. Did you mean"),
-    "freeze": ({"composed": {"x": {"freeze": ["router"]}}}, "'router' is not one of paths, joins, blocks, routers"),
+    "an unknown model": (with_step(model="pth") | {"models": {"path": PATH_MODEL}}, "Did you mean 'path'?"),
+    "no model": (with_step(train={}), "steps.x: give either a `model` to train from scratch, or a model to train on"),
+    "a misspelled kind": (with_step(composed=["stories", "maths"]), "unknown key 'composed'. Did you mean 'compose'?"),
+    "two kinds": (with_step(compose=["stories"], average=["maths"]), "steps.x: compose and average are two steps"),
+    "kept": ({"kept": 1.0}, "kept: expected a number above 0 and below 1, got 1"),
+    "join": (with_step(compose=["stories", "maths"], join="shared_liner"), "unknown join 'shared_liner'. Did you mean"),
+    "freeze": (
+        with_step(**composed(train={"freeze": ["router"]})),
+        "'router' is not one of paths, joins, blocks, routers",
+    ),
     "seeds": ({"seeds": [1, 1]}, "seeds: give at least one, each once"),
-    "a name twice": ({"composed": {"dense": {}}}, "'dense' is the name of a whole model and of a composed one"),
+    "a circle": (
+        {"steps": {"a": {"of": "b", "train": {}}, "b": {"of": "c", "train": {}}, "c": {"of": "a", "train": {}}}},
+        "steps.a: steps read each other in a circle: a -> b -> c -> a",
+    ),
+    "itself": (with_step(of="x", train={}), "steps.x: it reads itself"),
+    "several at once": (with_step(model={"widht": 3}) | {"epoch": 2}, "unknown key 'epoch'"),
+}
+OLD: dict[str, tuple[Any, str]] = {
+    "paths": ({"share": 0.6, "model": PATH_MODEL}, "`kept: SHARE`, and for each domain `steps.DOMAIN: {model: ..., "),
+    "composed": ({"x": {"join": "concat"}}, "`steps.NAME: {compose: [PATH, PATH], join: ..., train: {text: shared}}`"),
+    "whole": ({"x": PATH_MODEL}, "`steps.NAME: {model: ..., train: {domains: [...], epochs: ...}}`"),
+    "variants": ({"x": {"start": "dense"}}, "`steps.NAME: {of: MODEL, edit: [...], train: {domains: [...]}}`"),
+    "averages": ({"x": {"members": ["dense"]}}, "`steps.NAME: {average: [MODEL, MODEL], seeds: each}`"),
+    "distilled": ({"x": {"teacher": "dense"}}, "`steps.NAME: {distil: {teacher: AVERAGE, weight: ...}, train: "),
 }
 
 
+@pytest.mark.parametrize("key", OLD)
+def test_a_key_of_before_says_what_is_written_now(key: str, tmp_path: Path) -> None:
+    value, message = OLD[key]
+    with pytest.raises(BraidError) as caught:
+        decode_study(toy_study(tmp_path / "out", tmp_path / "data", **{key: value}))
+    assert f"{key}: a study is a graph of `steps` now: write {message}" in str(caught.value)
+
+
+def test_steps_are_done_after_what_they_read(tmp_path: Path) -> None:
+    """Whatever the order of the recipe."""
+    steps = {"late": composed(), "tuned": {"of": "late", "train": {}}} | PATHS
+    assert decode_study(toy_study(tmp_path, tmp_path, steps=steps)).order == ["stories", "maths", "late", "tuned"]
+
+
+def test_a_model_that_is_only_composed(tmp_path: Path) -> None:
+    steps = {name: path(name, budget="1 steps") for name in PATHS} | {"x": {"compose": ["stories", "maths"]}}
+    made = run_study(decode_study(toy_study(tmp_path / "out", tmp_path / "data", steps=steps)), device="cpu")[-1]
+    assert (made.run, made.model) == (None, tmp_path / "out/seed-1/x")
+    assert path_names(load_model(made.model)) == ("stories", "maths")
+
+
 def test_whatever_can_be_frozen_may_be_named(tmp_path: Path) -> None:
-    composed, training = {"linear": {"freeze": list(FREEZABLE)}}, {"freeze": list(FREEZABLE)}
-    made = decode_study(toy_study(tmp_path / "out", tmp_path / "data", composed=composed, training=training))
-    assert made.composed["linear"].freeze == made.training["freeze"] == list(FREEZABLE)
+    frozen = {"freeze": list(FREEZABLE)}
+    steps = PATHS | {"linear": composed(train=frozen)}
+    made = decode_study(toy_study(tmp_path / "out", tmp_path / "data", steps=steps, training=frozen))
+    assert made.options_of("linear")["freeze"] == made.training["freeze"] == list(FREEZABLE)
 
 
 UNBUILDABLE: dict[str, tuple[dict[str, Any], list[str]]] = {
     "each says which model it is": (
-        {"whole": {"dense": WHOLE_MODEL | {"width": 9}, "other": WHOLE_MODEL | {"width": 10}}},
-        ["whole.dense: stages[0]: width 9 does not divide", "whole.other: rotary positions need an even head size"],
+        {"dense": {"model": WHOLE_MODEL | {"width": 9}}, "other": {"model": WHOLE_MODEL | {"width": 10}}},
+        ["steps.dense: stages[0]: width 9 does not divide", "steps.other: rotary positions need an even head size"],
     ),
-    "a path": (
-        {"paths": {"model": PATH_MODEL | {"width": 7}}, "composed": {}},
-        ["paths.model: stages[0]: width 7 does not divide into 2 heads"],
+    "what is made of one that cannot": (
+        {"base": {"model": WHOLE_MODEL | {"width": 9}}, "more": {"of": "base", "edit": [{"share": {"what": "feeds"}}]}},
+        ["steps.base: stages[0]: width 9", "steps.more: 'base', which it is made of, cannot be built"],
     ),
     "too large": (
-        {"whole": {"dense": WHOLE_MODEL | {"width": 65_536, "stages": [{"block": {"layers": 100}}]}}, "composed": {}},
-        ["whole.dense: weights, gradients and AdamW's two moments need "],
+        {"dense": {"model": WHOLE_MODEL | {"width": 65_536, "stages": [{"block": {"layers": 100}}]}}},
+        ["steps.dense: weights, gradients and AdamW's two moments need "],
     ),
 }
 
 
 @pytest.mark.parametrize("case", UNBUILDABLE)
 def test_models_that_cannot_be_built_are_named_before_anything_is_prepared(case: str, tmp_path: Path) -> None:
-    changes, messages = UNBUILDABLE[case]
-    made = decode_study(toy_study(tmp_path / "out", tmp_path / "data", **changes))
+    steps, messages = UNBUILDABLE[case]
+    made = decode_study(toy_study(tmp_path / "out", tmp_path / "data", steps=steps))
     with pytest.raises(BraidError) as caught:
         run_study(made, device="cpu")
     assert all(message in str(caught.value) for message in messages), str(caught.value)
@@ -265,8 +319,8 @@ def test_models_that_cannot_be_built_are_named_before_anything_is_prepared(case:
 
 
 def test_an_error_of_a_run_says_which_model_of_the_study_it_is(tmp_path: Path) -> None:
-    data = toy_study(tmp_path / "out", tmp_path / "data", paths=None, composed={}, data={"length": 64, "cache": "x"})
-    with pytest.raises(BraidError, match=r"^whole.dense: data.length is 64 and the model's context only 32"):
+    data = toy_study(tmp_path / "out", tmp_path / "data", steps=DENSE, data={"length": 64, "cache": "x"})
+    with pytest.raises(BraidError, match=r"^steps.dense: data.length is 64 and the model's context only 32"):
         run_study(decode_study(data | {"data": {**data["data"], "cache": str(tmp_path / "data")}}), device="cpu")
 
 
@@ -285,7 +339,7 @@ def test_a_study_is_written_in_full_and_read_back_the_same(tmp_path: Path) -> No
 
 
 def test_the_command_line_runs_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = toy_study(tmp_path / "out", tmp_path / "data", composed={}, paths=None, epochs=0.05)
+    data = toy_study(tmp_path / "out", tmp_path / "data", steps=DENSE, epochs=0.05)
     file = tmp_path / "toy.yaml"
     file.write_text(yaml.safe_dump(data))
     assert main(["train", str(file), "--device", "cpu", "seeds=[3]"]) == 0

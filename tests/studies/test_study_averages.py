@@ -15,30 +15,29 @@ from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import decode_study
 from braidlm.studies.models import study_models
+from braidlm.studies.plan import study_facts
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
-from braidlm.studies.show import study_facts
 from braidlm.studies.tables import cost, summary, tables
-from tests.studies.toy_study import PATH_MODEL, toy_study
+from tests.studies.toy_study import PATH_MODEL, composed, path, toy_study
 
 SHORT: dict[str, Any] = {"budget": "2 steps"}
+MEMBERS: dict[str, Any] = {
+    "dense": {"model": PATH_MODEL, "train": SHORT},
+    "of_stories": {"model": PATH_MODEL, "train": {"domains": ["stories"], **SHORT}},
+    "of_maths": {"model": PATH_MODEL, "train": {"domains": ["maths"], **SHORT}},
+}
 
 
 def averaged(folder: Path, **changes: Any) -> dict[str, Any]:
     """Two seeds of a model of all text, and of one for each domain."""
-    whole = {
-        "dense": {"model": PATH_MODEL, **SHORT},
-        "of_stories": {"model": PATH_MODEL, "domains": ["stories"], **SHORT},
-        "of_maths": {"model": PATH_MODEL, "domains": ["maths"], **SHORT},
+    steps = MEMBERS | {
+        "by_seed": {"average": ["dense"]},
+        "by_source": {"average": ["of_stories", "of_maths"], "seeds": "each"},
+        "student": {"distil": {"teacher": "by_seed", "weight": 0.7, "top_k": 9}, "seeds": [5], "train": SHORT},
     }
-    averages = {
-        "by_seed": {"members": ["dense"]},
-        "by_source": {"members": ["of_maths", "of_stories"], "seeds": "each"},
-    }
-    distilled = {"student": {"teacher": "by_seed", "weight": 0.7, "top_k": 9, "seeds": [5], **SHORT}}
-    parts = {"whole": whole, "averages": averages, "distilled": distilled}
-    made = toy_study(folder / "out", folder / "data", paths=None, composed={}, **parts)
+    made = toy_study(folder / "out", folder / "data", steps=steps)
     made["domains"] = {
         name: {"source": name, "documents": 500, "holdout": 0.4, "subset": {"stop": 0.2}} for name in made["domains"]
     }
@@ -67,9 +66,9 @@ def test_models_of_one_configuration_are_built_once(tmp_path: Path) -> None:
 def test_every_model_is_there(results: StudyResults) -> None:
     made = [(model.name, model.kind, model.seed) for model in results.models if model.kind != "whole"]
     assert made == [
-        ("by_seed", "average", 1),
         ("by_source", "average", 1),
         ("by_source", "average", 2),
+        ("by_seed", "average", 1),
         ("student", "distilled", 5),
     ]
     out = results.study.folder
@@ -116,8 +115,8 @@ def test_both_halves_are_in_one_table(results: StudyResults) -> None:
         ["dense", "from scratch", "2"],
         ["of_stories", "from scratch", "2"],
         ["of_maths", "from scratch", "2"],
-        ["by_seed", "average", "1"],
         ["by_source", "average", "2"],
+        ["by_seed", "average", "1"],
         ["student", "distilled", "1"],
     ]
     for model in results.models:
@@ -125,7 +124,7 @@ def test_both_halves_are_in_one_table(results: StudyResults) -> None:
         assert model.bits != model.halves["report"]
         if model.curve and set(model.curve[-1].bits) == set(model.bits):
             assert model.curve[-1].bits == pytest.approx(model.bits, abs=1e-5)
-    assert tables(results)[0].name == "models"
+    assert tables(results)[0].name == "tables/models"
     assert (results.study.folder / "tables/models.csv").is_file()
 
 
@@ -137,7 +136,7 @@ def test_nothing_is_made_twice_but_what_changed(results: StudyResults) -> None:
         run_study(made, device="cpu")
         assert {folder: (folder / "model.safetensors").stat().st_mtime_ns for folder in before} == before
         other = averaged(made.folder.parent)
-        other["whole"]["dense"]["budget"] = "3 steps"
+        other["steps"]["dense"]["train"]["budget"] = "3 steps"
         again = run_study(decode_study(other), device="cpu")
     finally:
         console.set_quiet(False)
@@ -163,10 +162,11 @@ def test_teachers_that_are_stored_read_once(tmp_path: Path) -> None:
     chunking = {"kind": "windows", "stride": 8, "words_per_epoch": 500}
     seconds = []
     for top_k in (9, None):
-        student = {"teacher": "by_seed", "top_k": top_k}
-        data = averaged(tmp_path, epochs=10, distilled={"student": student})
-        data |= {"domains": {"english": {"folder": str(corpus)}}, "averages": {"by_seed": {"members": ["dense"]}}}
-        data["data"]["chunking"], data["whole"] = chunking, {"dense": PATH_MODEL}
+        student = {"distil": {"teacher": "by_seed", "top_k": top_k}}
+        steps = {"dense": {"model": PATH_MODEL}, "by_seed": {"average": ["dense"]}, "student": student}
+        data = averaged(tmp_path, epochs=10, steps=steps)
+        data |= {"domains": {"english": {"folder": str(corpus)}}}
+        data["data"]["chunking"] = chunking
         facts = {row["name"]: row["training"] for row in study_facts("study", data)["models"]}
         seconds.append(facts["student"]["seconds"] / facts["dense"]["seconds"])
     # Two members forward cost two thirds of a member's training: once in ten passes, or in each of them.
@@ -174,63 +174,60 @@ def test_teachers_that_are_stored_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("averages", "problem"),
+    ("step", "problem"),
     [
-        ({"a": {"members": ["dens"]}}, "averages.a.members: there is no path, whole model or variant without edits"),
-        ({"a": {"members": ["dense"], "seeds": "each"}}, "averages.a: an average has at least two members"),
-        ({"a": {"members": ["dense", "dense"]}}, "averages.a.members: each is named once"),
-        ({"dense": {"members": ["dense"]}}, "'dense' is the name of a whole model and of an average"),
-    ],
-)
-def test_mistakes(averages: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    with pytest.raises(BraidError) as caught:
-        decode_study(averaged(tmp_path, averages=averages, distilled={}))
-    assert problem in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("student", "problem"),
-    [
-        ({"teacher": "by_sed"}, "distilled.a.teacher: there is no average 'by_sed'. Did you mean 'by_seed'?"),
-        ({"teacher": "dense"}, "distilled.a.teacher: there is no average 'dense'."),
-        ({}, "distilled.a.teacher: missing; it has no default"),
-        ({"teacher": "by_seed", "seeds": []}, "distilled.a.seeds: expected at least one, got []"),
+        ({"average": ["dens"]}, "steps.a.average: there is no step 'dens'. Did you mean 'dense'?"),
+        ({"average": ["dense"], "seeds": "each"}, "steps.a: an average has at least two members"),
+        ({"average": ["dense", "dense"]}, "steps.a: average: each is named once"),
+        ({"average": ["dense"], "train": {}}, "steps.a: unknown key 'train'"),
         (
-            {"teacher": "by_source", "seeds": [5]},
-            "distilled.a.seeds: expected some of the average's, [1, 2], got [5]",
+            {"distil": {"teacher": "by_sed"}},
+            "steps.a.distil.teacher: there is no step 'by_sed'. Did you mean 'by_seed'?",
         ),
-        ({"teacher": "by_seed", "training": {"batches": 3}}, "distilled.a.training: unknown key 'batches'"),
-        ({"teacher": "by_seed", "model": {"widht": 3}}, "distilled.a.model: unknown key 'widht'"),
+        ({"distil": {}}, "steps.a.distil.teacher: missing; it has no default"),
+        ({"distil": {"teacher": "by_seed"}, "seeds": []}, "steps.a.seeds: expected at least one, got []"),
+        ({"distil": {"teacher": "by_source"}, "seeds": [5]}, "steps.a.seeds: expected some of [1, 2], got [5]"),
+        ({"distil": {"teacher": "by_seed"}, "train": {"batches": 3}}, "steps.a.train: unknown key 'batches'"),
+        ({"distil": {"teacher": "by_seed"}, "model": {"widht": 3}}, "steps.a.model: unknown key 'widht'"),
+        ({"distil": {"teacher": "pruned"}}, "steps.a.model: missing; 'pruned' was not trained with an architecture"),
     ],
 )
-def test_mistakes_of_students(student: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_mistakes(step: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    data = averaged(tmp_path)
+    data["steps"] |= {"a": step, "pruned": {"of": "dense", "edit": [{"share": {"what": "feeds"}}]}}
     with pytest.raises(BraidError) as caught:
-        decode_study(averaged(tmp_path, distilled={"a": student}))
+        decode_study(data)
     assert problem in str(caught.value)
 
 
 def test_an_average_has_several_students(tmp_path: Path) -> None:
-    """Those of an average for each seed learn from that of their own."""
-    students = {"one": {"teacher": "by_source", **SHORT}, "two": {"teacher": "by_source", "seeds": [2], **SHORT}}
-    made = decode_study(averaged(tmp_path, distilled=students))
-    assert (made.seeds_of_distilled("one"), made.seeds_of_distilled("two")) == ([1, 2], [2])
+    """Each student of an average for each seed learns from the average of its own seed; any model can teach."""
+    taught: dict[str, Any] = {"distil": {"teacher": "by_source"}, "train": SHORT}
+    data = averaged(tmp_path)
+    del data["steps"]["student"]
+    data["steps"] |= {"one": taught, "two": taught | {"seeds": [2]}}
+    data["steps"]["three"] = taught | {"distil": {"teacher": "of_maths"}, "seeds": [2]}
+    made = decode_study(data)
+    assert [made.seeds_of(name) for name in ("one", "two", "three")] == [[1, 2], [2], [2]]
+    assert made.domains_of("three") == ["maths"]
     console.set_quiet(True)
     try:
-        taught = [model for model in run_study(made, device="cpu") if model.kind == "distilled"]
+        students = [model for model in run_study(made, device="cpu") if model.kind == "distilled"]
     finally:
         console.set_quiet(False)
-    assert [(model.name, model.seed) for model in taught] == [("one", 1), ("one", 2), ("two", 2)]
-    for model in taught:
+    assert [(model.name, model.seed) for model in students] == [("one", 1), ("one", 2), ("two", 2), ("three", 2)]
+    for model in students:
         (teacher,) = model.parts
-        assert (teacher.name, teacher.seed) == ("by_source", model.seed)
+        assert (teacher.name, teacher.seed) == ("of_maths" if model.name == "three" else "by_source", model.seed)
 
 
 def test_models_that_were_trained_on_are_averaged(tmp_path: Path) -> None:
     """They have the architecture of what they started from; what was edited since has another."""
-    more = {"start": "of_maths", "domains": ["stories"], **SHORT}
-    data = averaged(tmp_path, variants={"more": more, "again": {**more, "start": "more"}}, distilled={})
-    data["averages"] = {"owners": {"members": ["dense", "again"], "seeds": "each"}}
-    data["distilled"] = {"student": {"teacher": "owners", "seeds": [2], **SHORT}}
+    more = {"of": "of_maths", "train": {"domains": ["stories"], **SHORT}}
+    steps = MEMBERS | {"more": more, "again": {**more, "of": "more"}}
+    steps["owners"] = {"average": ["dense", "again"], "seeds": "each"}
+    steps["student"] = {"distil": {"teacher": "owners"}, "seeds": [2], "train": SHORT}
+    data = averaged(tmp_path, steps=steps)
     console.set_quiet(True)
     try:
         made = run_study(decode_study(data), device="cpu")
@@ -244,16 +241,17 @@ def test_models_that_were_trained_on_are_averaged(tmp_path: Path) -> None:
         assert torch.allclose(load_model(averages[0].model)(ids).logits.exp(), sum(members) / 2, atol=1e-5)
     facts = {row["name"]: row for row in study_facts("study", data)["models"]}
     assert facts["owners"]["parameters"] == 2 * facts["dense"]["parameters"]
-    data["variants"]["more"]["edits"] = ["share"]
-    with pytest.raises(BraidError, match="there is no path, whole model or variant without edits 'again'"):
+    data["steps"]["more"]["edit"] = [{"share": {"what": "feeds"}}]
+    with pytest.raises(
+        BraidError, match=r"steps\.owners\.average: 'again' is edited, and what it becomes is not known"
+    ):
         decode_study(data)
 
 
 def test_a_sweep_of_studies(tmp_path: Path) -> None:
     """Every combination is a study of its own, and the runs of all are in one table."""
     file = tmp_path / "swept.yaml"
-    whole = {"dense": {"model": PATH_MODEL, **SHORT}}
-    file.write_text(yaml.safe_dump(averaged(tmp_path, whole=whole, averages={}, distilled={}, seeds=[1])))
+    file.write_text(yaml.safe_dump(averaged(tmp_path, steps={"dense": MEMBERS["dense"]}, seeds=[1])))
     rates = "training.optimizer.lr=0.001,0.002"
     assert main(["train", str(file), rates, "--multirun", "--device", "cpu"]) == 0
     rows = list(csv.DictReader((tmp_path / "out/runs.csv").read_text().splitlines()))
@@ -266,7 +264,7 @@ def test_a_sweep_of_studies(tmp_path: Path) -> None:
 def test_some_models_have_some_seeds(tmp_path: Path) -> None:
     """Of what is costly fewer are trained; averages are of the seeds that there are."""
     data = averaged(tmp_path)
-    data["whole"]["of_stories"]["seeds"] = data["whole"]["of_maths"]["seeds"] = [2]
+    data["steps"]["of_stories"]["seeds"] = data["steps"]["of_maths"]["seeds"] = [2]
     console.set_quiet(True)
     try:
         made = run_study(decode_study(data), device="cpu")
@@ -275,9 +273,8 @@ def test_some_models_have_some_seeds(tmp_path: Path) -> None:
     seeds = [(model.name, model.seed) for model in made]
     assert [(name, seed) for name, seed in seeds if name != "student"] == [
         ("dense", 1),
-        *((name, 2) for name in ("dense", "of_stories", "of_maths")),
+        *((name, 2) for name in ("dense", "of_stories", "of_maths", "by_source")),
         ("by_seed", 1),
-        ("by_source", 2),
     ]
     facts = {row["name"]: row["times"] for row in study_facts("study", data)["models"]}
     assert facts == {"dense": 2, "of_stories": 1, "of_maths": 1, "by_seed": 1, "by_source": 1, "student": 1}
@@ -286,14 +283,14 @@ def test_some_models_have_some_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seeds", "problem"),
     [
-        ([], r"whole.of_maths.seeds: expected some of the study's, \[1, 2\]"),
-        ([3], r"study's, \[1, 2\], got \[3\]"),
-        ([1], "averages.by_source: an average for each seed needs members of the same seeds"),
+        ([], r"steps.of_maths.seeds: expected some of \[1, 2\], got \[\]"),
+        ([3], r"some of \[1, 2\], got \[3\]"),
+        ([1], "steps.by_source: an average for each seed needs members of the same seeds"),
     ],
 )
 def test_seeds_that_do_not_fit(seeds: list[int], problem: str, tmp_path: Path) -> None:
     data = averaged(tmp_path)
-    data["whole"]["of_maths"]["seeds"] = seeds
+    data["steps"]["of_maths"]["seeds"] = seeds
     with pytest.raises(BraidError, match=problem):
         decode_study(data)
 
@@ -301,9 +298,9 @@ def test_seeds_that_do_not_fit(seeds: list[int], problem: str, tmp_path: Path) -
 def test_shares_of_paths_are_learned(tmp_path: Path) -> None:
     """A mixture of paths learns its router alone, on the text that they did not see."""
     join = {"kind": "mixture", "per_token": True}
-    spec = {"join": join, "freeze": ["paths", "embedding"], **SHORT}
-    data = toy_study(tmp_path / "out", tmp_path / "data", composed={"mixture": spec}, whole={})
-    data["paths"] = {"model": PATH_MODEL, "share": 0.5, **SHORT}
+    steps = {name: path(name, **SHORT) for name in ("stories", "maths")}
+    steps["mixture"] = composed(join=join, train={"freeze": ["paths", "embedding"], **SHORT})
+    data = toy_study(tmp_path / "out", tmp_path / "data", steps=steps)
     console.set_quiet(True)
     try:
         (mixture,) = (model for model in run_study(decode_study(data), device="cpu") if model.kind == "composed")
@@ -313,6 +310,6 @@ def test_shares_of_paths_are_learned(tmp_path: Path) -> None:
     after = load_model(mixture.model).state_dict()
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert changed == {"head.mixture.bias", "head.mixture.router.weight"}
-    data["composed"]["mixture"]["blocks"] = 2
+    data["steps"]["mixture"]["blocks"] = 2
     with pytest.raises(BraidError, match="models that are averaged stay as they are: blocks cannot be chosen"):
         decode_study(data)

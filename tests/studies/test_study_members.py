@@ -17,30 +17,29 @@ from braidlm.model.config.strict import encode
 from braidlm.model.paths.average import AverageHead, PosteriorHead
 from braidlm.model.paths.switches import use_paths
 from braidlm.studies.decoding import decode_study
-from braidlm.studies.members import path_of_domains
+from braidlm.studies.plan import study_facts
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
-from braidlm.studies.show import study_facts
 from braidlm.studies.tables import summary, training_time
 from braidlm.training.features.distill.teachers import TEACHER
-from tests.studies.toy_study import PATH_MODEL, toy_study
+from tests.studies.toy_study import PATH_MODEL, composed, path, toy_study
 
 SHORT: dict[str, Any] = {"budget": "2 steps"}
-MIXED: dict[str, Any] = {"join": "mixture", "freeze": ["paths", "embedding"], **SHORT}
+MIXED: dict[str, Any] = {"join": "mixture", "train": {"freeze": ["paths", "embedding"], **SHORT}}
 
 
 def owners(folder: Path, **changes: Any) -> dict[str, Any]:
     """Two owners train on what all share, each with its own text, and a mixture has both."""
-    made = toy_study(
-        folder / "out", folder / "data", whole={"shared": {"model": PATH_MODEL, "text": "shared", **SHORT}}
-    )
-    made["paths"] = {"model": PATH_MODEL, "share": 0.5, **SHORT}
-    variants = {f"{name}_owner": {"start": "shared", "domains": [name], **SHORT} for name in ("stories", "maths")}
-    composed = {"together": {"members": ["maths_owner", "stories_owner"], **MIXED}, "of_paths": MIXED}
-    judged = {"members": ["maths_owner", "stories_owner"], "seeds": "each", "join": "posterior"}
-    made |= {"averages": {"judged": judged}, "distilled": {"student": {"teacher": "judged", "text": "shared", **SHORT}}}
-    return made | {"variants": variants, "composed": composed} | changes
+    steps = {name: path(name, **SHORT) for name in ("stories", "maths")}
+    steps["of_paths"] = composed(**MIXED)
+    steps["shared"] = {"model": PATH_MODEL, "train": {"text": "shared", **SHORT}}
+    for name in ("stories", "maths"):
+        steps[f"{name}_owner"] = {"of": "shared", "train": {"domains": [name], **SHORT}}
+    steps["together"] = composed("stories_owner", "maths_owner", **MIXED)
+    steps["judged"] = {"average": ["stories_owner", "maths_owner"], "seeds": "each", "join": "posterior"}
+    steps["student"] = {"distil": {"teacher": "judged"}, "train": {"text": "shared", **SHORT}}
+    return toy_study(folder / "out", folder / "data", steps=steps) | changes
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +59,6 @@ def test_a_student_of_the_shared_text_reads_nothing_else(results: StudyResults) 
         ("stories", 0.5, 1.0),
         ("maths", 0.5, 1.0),
     }
-
-
-def test_shared_text_is_what_paths_leave(tmp_path: Path) -> None:
-    made = owners(tmp_path, paths=None, composed={})
-    made["whole"]["shared"]["text"] = "all"
-    with pytest.raises(BraidError, match=r"distilled\.student\.text: there are no paths that leave text to others"):
-        decode_study(made)
 
 
 def test_members_are_made_before_what_is_composed_of_them(results: StudyResults) -> None:
@@ -92,8 +84,8 @@ def test_an_average_may_weigh_its_members_by_the_text(results: StudyResults) -> 
 
 def test_the_report_says_who_speaks_where(results: StudyResults) -> None:
     """Of each domain the member that was trained on it alone is the right one."""
-    assert path_of_domains(results.study, "judged") == {"stories": "stories_owner", "maths": "maths_owner"}
-    assert path_of_domains(results.study, "of_paths") == {}
+    assert results.study.path_of_domains("judged") == {"stories": "stories_owner", "maths": "maths_owner"}
+    assert results.study.path_of_domains("of_paths") == {}
     file = results.study.folder / "routes/layers.csv"
     rows = [row for row in csv.DictReader(file.read_text().splitlines()) if row["model"] == "judged"]
     assert {row["layer"] for row in rows} == {"head"}
@@ -102,8 +94,8 @@ def test_the_report_says_who_speaks_where(results: StudyResults) -> None:
 
 def test_another_way_of_weighing_makes_it_anew(results: StudyResults) -> None:
     data = encode(results.study)
-    data["averages"]["judged"]["join"] = "average"
-    data["distilled"] = {}
+    data["steps"]["judged"]["join"] = "average"
+    del data["steps"]["student"]
     console.set_quiet(True)
     try:
         made = run_study(decode_study(data), device="cpu")
@@ -154,11 +146,13 @@ def test_it_is_used_again(results: StudyResults) -> None:
     assert weights.stat().st_mtime_ns == written
 
 
-def test_without_paths_it_is_trained_on_all_text(tmp_path: Path) -> None:
-    whole = {name: {"model": PATH_MODEL, "domains": [name], "seeds": [2], **SHORT} for name in ("stories", "maths")}
-    composed = {"both": {"members": ["stories", "maths"], "join": "shared_linear", "epochs": 0.1}}
-    made_of = {"paths": None, "whole": whole, "variants": {}, "composed": composed, "averages": {}, "distilled": {}}
-    data = owners(tmp_path, **made_of, seeds=[1, 2])
+def test_a_composed_model_reads_all_text_unless_it_says_otherwise(tmp_path: Path) -> None:
+    steps: dict[str, Any] = {
+        name: {"model": PATH_MODEL, "train": {"domains": [name], **SHORT}, "seeds": [2]}
+        for name in ("stories", "maths")
+    }
+    steps["both"] = {"compose": ["stories", "maths"], "train": {"epochs": 0.1}}
+    data = owners(tmp_path, steps=steps, kept=None, seeds=[1, 2])
     console.set_quiet(True)
     try:
         made = run_study(decode_study(data), device="cpu")
@@ -173,37 +167,26 @@ def test_without_paths_it_is_trained_on_all_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("step", "problem"),
     [
+        ({"compose": ["shared", "storys_owner"]}, "steps.a.compose: there is no step 'storys_owner'. Did you mean"),
+        ({"compose": ["shared", "shared"]}, "steps.a: compose: each is named once"),
+        ({"compose": ["shared"]}, "steps.a: compose: name at least two"),
         (
-            {"composed": {"a": {"members": ["shared", "storys_owner"]}}},
-            "composed.a.members: there is no path, whole model or variant without edits 'storys_owner'",
-        ),
-        ({"composed": {"a": {"members": ["shared", "shared"]}}}, "composed.a.members: each is named once"),
-        ({"composed": {"a": {"members": ["shared"]}}}, "composed.a.members: name at least two"),
-        (
-            {"averages": {"judged": {"members": ["shared"], "join": "mixture"}}},
-            "averages.judged: an average is not trained, and mixture has to be: that is a composed model",
-        ),
-        ({"paths": None, "composed": {"a": MIXED}}, "there are no paths to compose; give `paths`, or its `members`"),
-        (
-            {
-                "variants": {"more": {"start": "a", "domains": ["maths"]}},
-                "composed": {"a": {"members": ["shared", "maths"]}},
-            },
-            "variants.more.start: 'a' has members, and is made after all variants",
+            {"average": ["shared", "maths"], "join": "mixture"},
+            "an average is not trained, and mixture has to be: write",
         ),
     ],
 )
-def test_mistakes(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_mistakes(step: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    data = owners(tmp_path)
     with pytest.raises(BraidError) as caught:
-        decode_study(owners(tmp_path, **{"averages": {}, "distilled": {}, **changes}))
+        decode_study(data | {"steps": data["steps"] | {"a": step}})
     assert problem in str(caught.value)
 
 
 def test_members_without_a_seed_in_common(tmp_path: Path) -> None:
-    whole = {f"seed_{seed}": {"model": PATH_MODEL, "seeds": [seed]} for seed in (1, 2)}
-    composed = {"both": {"members": ["seed_1", "seed_2"]}}
-    rest: dict[str, Any] = {"variants": {}, "averages": {}, "distilled": {}}
-    with pytest.raises(BraidError, match=r"composed.both.members: no seed is that of every member"):
-        decode_study(owners(tmp_path, whole=whole, composed=composed, seeds=[1, 2], **rest))
+    steps: dict[str, Any] = {f"seed_{seed}": {"model": PATH_MODEL, "seeds": [seed]} for seed in (1, 2)}
+    steps["both"] = {"compose": ["seed_1", "seed_2"]}
+    with pytest.raises(BraidError, match=r"steps.both.compose: no seed is that of every model that it reads"):
+        decode_study(owners(tmp_path, steps=steps, seeds=[1, 2]))

@@ -10,14 +10,14 @@ from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import decode_study
 from braidlm.studies.report import study
 from braidlm.studies.running import run_study
+from braidlm.studies.study import TasksConfig
 from braidlm.studies.tables import babylm, tables
-from braidlm.studies.tasks import TasksConfig
 from tests.studies.study_results import made_up_results, model
-from tests.studies.toy_study import toy_study
+from tests.studies.toy_study import DENSE, toy_study
 
 
 def with_tasks(tmp_path: Path, **tasks: Any) -> dict[str, Any]:
-    return toy_study(tmp_path / "out", tmp_path / "data", paths=None, composed={}, epochs=0.02, tasks=tasks)
+    return toy_study(tmp_path / "out", tmp_path / "data", steps=DENSE, epochs=0.02, tasks=tasks)
 
 
 def test_every_model_is_scored(tmp_path: Path) -> None:
@@ -56,4 +56,4 @@ def test_the_rows_of_moep_stand_beside_those_of_a_study() -> None:
     assert table.rows[0] == ["dense", "61.50 ± 0.71", "50.00 ± 0.00", "55.75 ± 0.35"]
     assert ["GPT-BERT causal, published", "67.45", "56.10", "61.78"] in table.rows
     results.study.tasks = TasksConfig(["glue_rte"])
-    assert "babylm" in [one.name for one in tables(results)]
+    assert "tables/babylm" in [one.name for one in tables(results)]

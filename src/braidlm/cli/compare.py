@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _gather(args: argparse.Namespace, folders: list[str]) -> None:
-    from braidlm.training.sweeps.run_table import PAGE, gather_runs, show_runs
+    from braidlm.studies.variants.run_table import PAGE, gather_runs, show_runs
 
     runs = gather_runs(folders, args.out)
     console.show_json({"runs": [run.facts() for run in runs]})
@@ -51,13 +51,11 @@ def _gather(args: argparse.Namespace, folders: list[str]) -> None:
 
 
 def _compare(args: argparse.Namespace, recipes: list[str], overrides: list[str]) -> None:
-    from rich.markup import escape
-
-    from braidlm.studies.comparing.compare import compare
-    from braidlm.studies.comparing.report import PAGE, comparison_columns, comparison_rows
+    from braidlm.core.report.text import show_report
+    from braidlm.studies.variants.compare import compare
+    from braidlm.studies.variants.comparison import PAGE, comparison_table
 
     comparison = compare(recipes, overrides, out=args.out, device=args.device, fresh=args.fresh)
     console.show_json(comparison.facts())
-    columns, rows = comparison_columns(comparison), comparison_rows(comparison)
-    console.table([escape(name) for name in columns], [[*map(escape, row)] for row in rows], keep=1)
-    console.show(f"{args.out}/{PAGE}")
+    show_report(comparison_table(comparison))
+    console.show(f"{args.out}/{PAGE}.html")

@@ -1,6 +1,7 @@
 """`braid train`."""
 
 import argparse
+from typing import Any
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
@@ -29,22 +30,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Compose the recipe once, and do what kind of recipe it is."""
     from braidlm.core.recipes import compose_recipe
     from braidlm.studies.decoding import is_study
 
     if args.multirun:
         _sweep(args)
-    elif is_study(compose_recipe(args.recipe, args.overrides)):
-        _study(args)
+        return
+    data = compose_recipe(args.recipe, args.overrides)
+    if is_study(data):
+        _study(data, args)
     else:
-        _train(args)
+        _train(data, args)
 
 
-def _train(args: argparse.Namespace) -> None:
+def _train(data: dict[str, Any], args: argparse.Namespace) -> None:
+    from braidlm.training.recipe import decode_recipe
     from braidlm.training.step.parallel import is_main_process
     from braidlm.training.train import train
 
-    run = train(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
+    run = train(decode_recipe(data, args.recipe).as_dict(), device=args.device, fresh=args.fresh)
     if is_main_process():
         console.say(f"{run.progress.steps:,} steps, {run.progress.tokens:,} tokens, {run.progress.words:,} words.")
         console.show(str(run.model))
@@ -53,22 +58,19 @@ def _train(args: argparse.Namespace) -> None:
         raise SystemExit(exit_code(run.stopped_by))
 
 
-def _study(args: argparse.Namespace) -> None:
+def _study(data: dict[str, Any], args: argparse.Namespace) -> None:
+    from braidlm.studies.decoding import decode_study
     from braidlm.studies.report import study
 
-    results = study(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
+    results = study(decode_study(data), device=args.device, fresh=args.fresh)
     console.show(str(results.study.folder))
     console.show_json({"folder": results.study.folder, **results.as_dict()})
 
 
 def _sweep(args: argparse.Namespace) -> None:
-    from braidlm.core.recipes import compose_recipe
-    from braidlm.studies.decoding import is_study
-    from braidlm.studies.sweeping import SweptStudy
-    from braidlm.training.sweeps.sweep import RUN, show_sweep, sweep, swept
+    from braidlm.studies.variants.sweep import show_sweep, sweep, swept
 
-    kind = SweptStudy() if is_study(compose_recipe(args.recipe)) else RUN
-    runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh, kind=kind)
+    runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
     show_sweep(runs)
     console.show_json({"runs": [record.facts() for record in swept(runs)]})
     failed = [run.label for run in runs if run.failed]

@@ -52,6 +52,7 @@ def list_options(config: type) -> list[dict[str, Any]]:
     return [
         {"name": f.name, "default": _default(f), "required": _required(f), "about": docs.get(f.name, "")}
         for f in fields(config)
+        if f.init
     ]
 
 

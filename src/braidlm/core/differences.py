@@ -1,14 +1,19 @@
 """Differences in words: between trees of plain data, such as recipes, and between the tensors of two models."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
+
+import yaml
 
 Shapes = Mapping[str, tuple[int, ...]]
 Differences = dict[str, dict[str, Any]]
 """By the path of a key, the value of each tree; None where it has none."""
 MAX_SHOWN = 60
 """Characters of a value."""
+MAX_CHANGES = 12
+"""Lines of an error."""
 
 
 def differences(trees: Mapping[str, Any], path: str = "") -> Differences:
@@ -34,6 +39,32 @@ def shown(value: Any) -> str:
     """A value as a recipe would have it, if it is not too long."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def changes(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """Every key that differs, with both values; null where one has none."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in {**before, **now}:
+            yield from changes(before.get(key), now.get(key), f"{where}.{key}" if where else str(key))
+    elif isinstance(before, list) and isinstance(now, list):
+        for index, (old, new) in enumerate(zip_longest(before, now)):
+            yield from changes(old, new, f"{where}[{index}]")
+    elif before != now:
+        yield f"{where}: {as_yaml(before)} -> {as_yaml(now)}"
+
+
+def as_yaml(value: Any) -> str:
+    """A value as a recipe has it, in one line; of a whole section its beginning, without keys that are null."""
+    given = {key: one for key, one in value.items() if one is not None} if isinstance(value, dict) else value
+    text = yaml.safe_dump(given, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
+    line = text.removesuffix("\n").removesuffix("\n...")
+    return shown(line) if isinstance(value, (dict, list)) else line
+
+
+def with_changes(what: str, changed: Sequence[str]) -> str:
+    """An error and below it what differs, a line each; of many the first."""
+    more = [f"and {len(changed) - MAX_CHANGES} more"] if len(changed) > MAX_CHANGES else []
+    return "\n  ".join([f"{what}:", *changed[:MAX_CHANGES], *more])
 
 
 def compare_shapes(expected: Shapes, stored: Shapes, expectation: str = "expected") -> list[str]:

@@ -1,22 +1,17 @@
 """Recipes: YAML files found by name, composed by Hydra with `key=value` overrides, then decoded strictly elsewhere."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.core.fast_yaml import hasten_omegaconf
-from braidlm.core.overrides import as_hydra, changed_key, missing, needs_what_it_names, quoted
-from braidlm.core.reading import MAX_YAML_BYTES, check_yaml, read_bytes, read_text
+from braidlm.core.reading import read_bytes
 
-ALLOW_ENVIRONMENT = "BRAID_ALLOW_ENV"
-"""The environment variable that lets recipes read others."""
-MAX_INTERPOLATIONS = 2000
-"""How often `${...}` is resolved while a recipe is composed."""
 _HYDRA_RAISES = (ValueError, TypeError, AttributeError, KeyError, AssertionError, OSError, RecursionError)
+_OVERRIDE = re.compile(r"^(\+{1,2}|~)?([A-Za-z_][\w.\[\]-]*)(=.*)?$", re.DOTALL)
+_INDEX, _DOTTED = re.compile(r"\[(\d+)\]"), r".\1"
 
 
 def recipe_root() -> Path:
@@ -59,83 +54,36 @@ def find_recipe(name: str) -> Path:
 
 def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, Any]:
     """The recipe as plain data: its defaults lists followed, overrides applied, interpolations resolved."""
+    # Hydra takes a third of a second to import, and `braid list recipes` has no need of it.
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    from braidlm.core import hydra_changes as hydra
+
     path = find_recipe(name)
-    _check_files_that_hydra_reads()
-    variables: list[str] = []
-    try:
-        # A recipe is composed from its own folder, so that it needs no package header; `/models/gpt2@model` in its
-        # defaults list is found through the search path.
-        with (
-            _recorded_environment(variables),
-            _bounded_interpolation(),
-            hydra_in(path.parent, overrides),
-        ):
-            data = resolved(_composed(path.stem, hydra_overrides(overrides)))
-    except BraidError:
-        raise
-    except YAMLError as error:
-        raise BraidError(f"this is not valid YAML: {error}", str(path)) from error
-    # Hydra and OmegaConf raise plain errors of many kinds for values in places where they expect others.
-    except (HydraException, OmegaConfBaseException, *_HYDRA_RAISES) as error:
-        _check_environment(variables, path)
-        _raise_missing(name, overrides or [], path)
-        first = (str(error).strip() or str(error.__cause__)).split("\n")[0]
-        if isinstance(error, RecursionError):
-            first = "its defaults lists or interpolations lead in a circle"
-        raise BraidError(f"this recipe cannot be composed: {first}", str(path), _hint(overrides)) from error
+    with hydra.recorded_environment() as variables:
+        try:
+            # A recipe is composed from its own folder, so that it needs no package header; `/models/gpt2@model` in its
+            # defaults list is found through the search path.
+            with hydra.bounded_interpolation(), hydra.hydra_in(path.parent, changed_keys(overrides)):
+                data = resolved(hydra.compose_quickly(path.stem, hydra_overrides(overrides)))
+        except BraidError:
+            raise
+        except YAMLError as error:
+            raise BraidError(f"this is not valid YAML: {error}", str(path)) from error
+        # Hydra and OmegaConf raise plain errors of many kinds for values in places where they expect others.
+        except (HydraException, OmegaConfBaseException, *_HYDRA_RAISES) as error:
+            _check_environment(variables, path)
+            _raise_missing(name, overrides or [], path)
+            first = (str(error).strip() or str(error.__cause__)).split("\n")[0]
+            if isinstance(error, RecursionError):
+                first = "its defaults lists or interpolations lead in a circle"
+            raise BraidError(f"this recipe cannot be composed: {first}", str(path), _hint(overrides)) from error
     _check_environment(variables, path)
     if not isinstance(data, dict):
         raise BraidError("a recipe is a mapping of keys to values", str(path))
     return {str(key): value for key, value in data.items()}
-
-
-@contextmanager
-def hydra_in(folder: Path, overrides: list[str] | None) -> Iterator[None]:
-    """Let Hydra read the recipes of a folder with these overrides.
-
-    A folder there that has the name of a key, as `out` has, is no group of recipes that the key chooses from.
-    """
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    keys = set(map(changed_key, overrides or []))
-    with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
-        repository: Any = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
-        is_group = repository.group_exists
-        repository.group_exists = lambda config_path: config_path not in keys and is_group(config_path)
-        yield
-
-
-def _composed(stem: str, overrides: list[str]) -> Any:
-    """What Hydra composes in the folder that it was initialised for."""
-    from hydra import compose
-    from hydra.errors import ConfigCompositionException
-
-    try:
-        with _without_groups_of_hydra():
-            return compose(stem, overrides=overrides)
-    except ConfigCompositionException:  # an override or a defaults list may name one of the groups
-        return compose(stem, overrides=overrides)
-
-
-@contextmanager
-def _without_groups_of_hydra() -> Iterator[None]:
-    """Leave out the settings of Hydra's launcher, sweeper, logging and help: they take half of the time of composing,
-    and nothing of them is in the result."""
-    from hydra.core.config_store import ConfigStore
-
-    stored = ConfigStore.instance().repo["hydra"]["config.yaml"]
-    whole = stored.node
-    stored.node = whole.copy()
-    stored.node.defaults = ["_self_"]
-    try:
-        yield
-    finally:
-        stored.node = whole
 
 
 def resolved(config: Any) -> Any:
@@ -160,105 +108,107 @@ def _of_width(factor: str | float, *, _parent_: Any) -> int:
     return max(1, int(width * Fraction(str(factor)))) if isinstance(width, int) else 1
 
 
-def _check_files_that_hydra_reads() -> None:
-    """Let Hydra read each file, also those that defaults lists name, only after it is checked.
-
-    Hydra finds the class that reads files in its registry of plugins.
-    """
-    from hydra._internal.core_plugins.file_config_source import FileConfigSource
-    from hydra._internal.sources_registry import SourcesRegistry
-    from hydra.core.plugins import Plugins
-    from hydra.plugins.config_source import ConfigResult
-    from yaml import YAMLError, load
-
-    class CheckedFileSource(FileConfigSource):
-        def load_config(self, config_path: str) -> ConfigResult:
-            file = os.path.join(self.path, self._normalize_file_name(config_path))
-            text = read_text(file, MAX_YAML_BYTES) if os.path.exists(file) else ""
-            check_yaml(text, file)
-            try:
-                loaded = super().load_config(config_path)
-            except YAMLError:
-                load(text, Loader=hasten_omegaconf())  # whose message shows the line
-                raise
-            if "hydra" in loaded.config:
-                todo = "Give Hydra's own settings on the command line: hydra.KEY=VALUE."
-                raise BraidError("a recipe cannot configure Hydra, which would run what it names", file, todo)
-            return loaded
-
-    hasten_omegaconf()
-    Plugins.instance()  # registers Hydra's own classes
-    SourcesRegistry.instance().types["file"] = CheckedFileSource
-
-
-@contextmanager
-def _recorded_environment(variables: list[str]) -> Iterator[None]:
-    """Record the variables that `${oc.env:NAME}` names, and give the recipe an empty text, unless that is allowed."""
-    from omegaconf import OmegaConf
-    from omegaconf.resolvers import oc
-
-    def record(name: str, default: str | None = None) -> str:
-        variables.append(name)
-        return ""
-
-    if os.environ.get(ALLOW_ENVIRONMENT) == "1":
-        yield
-        return
-    OmegaConf.register_new_resolver("oc.env", record, replace=True)
-    try:
-        yield
-    finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
-
-
-@contextmanager
-def _bounded_interpolation() -> Iterator[None]:
-    """Refuse interpolations without end: OmegaConf resolves `${b}` anew at each use, so that a value which names
-    another twice, which names another twice, and so on, takes hours after twenty lines."""
-    from omegaconf.base import Container
-    from omegaconf.errors import InterpolationResolutionError
-
-    resolve, count = Container.resolve_parse_tree, 0
-
-    def counted(self: Container, *args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count > MAX_INTERPOLATIONS:
-            raise InterpolationResolutionError(f"there are more than {MAX_INTERPOLATIONS:,} interpolations to resolve")
-        return resolve(self, *args, **kwargs)
-
-    Container.resolve_parse_tree = counted
-    try:
-        yield
-    finally:
-        Container.resolve_parse_tree = resolve
-
-
 def _check_environment(variables: list[str], path: Path) -> None:
     """A recipe may be a stranger's, and what it reads is written to files: the environment has tokens and passwords."""
     if variables:
         raise BraidError(
             f"this recipe reads the environment: {', '.join(dict.fromkeys(variables))}",
             str(path),
-            f"Set {ALLOW_ENVIRONMENT}=1 if you trust it.",
+            "Set BRAID_ALLOW_ENV=1 if you trust it.",
         )
-
-
-def hydra_overrides(overrides: list[str] | None) -> list[str]:
-    """Overrides as Hydra needs them, with Braid's own recipes in the search path."""
-    return [f"hydra.searchpath=[{quoted(f'file://{recipe_root()}')}]", *map(as_hydra, overrides or [])]
-
-
-def _raise_missing(name: str, overrides: list[str], path: Path) -> None:
-    """Tell every key that an override needs and the recipe does not have."""
-    kept = [override for override in overrides if not needs_what_it_names(override)]
-    if len(kept) < len(overrides):
-        recipe = compose_recipe(name, kept)
-        if problems := list(filter(None, (missing(override, recipe) for override in overrides))):
-            raise BraidError("\n".join(problems), str(path))
 
 
 def _hint(overrides: list[str] | None) -> str | None:
     if not overrides:
         return None
     return f"Overrides are written key=value, or ~key to remove one; given were: {' '.join(overrides)}"
+
+
+def hydra_overrides(overrides: list[str] | None) -> list[str]:
+    """Overrides in Hydra's grammar, with Braid's own recipes in the search path; `key=value` may set what the file
+    leaves to its default.
+
+    Strict decoding then finds misspelled keys. Hydra would refuse such a key and advise `+key`, which it then accepts
+    whatever the spelling.
+    """
+    written = [f"hydra.searchpath=[{quoted(f'file://{recipe_root()}')}]"]
+    for override in overrides or []:
+        parsed = _parsed(override)
+        sign = "++" if parsed and not parsed.sign and parsed.value else parsed.sign if parsed else ""
+        written.append(override if parsed is None else f"{sign}{parsed.key}{parsed.value}")
+    return written
+
+
+def changed_keys(overrides: list[str] | None) -> set[str]:
+    """The keys that overrides set or remove; not those of a choice in a defaults list, or of an addition to one."""
+    parsed = map(_parsed, overrides or [])
+    return {one.key for one in parsed if one is not None and one.sign != "+"}
+
+
+def quoted(text: str) -> str:
+    """A text as a quoted value in Hydra's override grammar."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+class _Override(NamedTuple):
+    """An override of a key; choices of a defaults group (`models@model=...`) are none."""
+
+    sign: str
+    """`+`, `++`, `~` or nothing."""
+    key: str
+    """As Hydra writes it: `stages.2` where our errors write `stages[2]`."""
+    value: str
+    """With its `=`, or nothing."""
+
+    @property
+    def removes(self) -> bool:
+        return self.sign == "~"
+
+
+def _parsed(override: str) -> _Override | None:
+    match = _OVERRIDE.match(override)
+    return match and _Override(match[1] or "", _INDEX.sub(_DOTTED, match[2]), match[3] or "")
+
+
+def _raise_missing(name: str, overrides: list[str], path: Path) -> None:
+    """Tell every key that an override needs and the recipe does not have: `~key` removes, `list[2]` is an element."""
+
+    def needs_what_it_names(override: str) -> bool:
+        parsed = _parsed(override)
+        return parsed is not None and (parsed.removes or any(step.isdigit() for step in parsed.key.split(".")))
+
+    kept = [override for override in overrides if not needs_what_it_names(override)]
+    if len(kept) < len(overrides):
+        recipe = compose_recipe(name, kept)
+        if problems := list(filter(None, (_missing(override, recipe) for override in overrides))):
+            raise BraidError("\n".join(problems), str(path))
+
+
+def _missing(override: str, recipe: Any) -> str | None:
+    """What the override names and the recipe does not have, with the nearest name; None where it has it all."""
+    parsed = _parsed(override)
+    if parsed is None:
+        return None
+    named = override.partition("=")[0] if parsed.removes else override  # Hydra's sweeps write ~key=null
+    node, where, steps = recipe, "", parsed.key.split(".")
+    for at, step in enumerate(steps):
+        is_last = at + 1 == len(steps)
+        if isinstance(node, dict):
+            children = {str(key): value for key, value in node.items()}
+            if step not in children:
+                inside = f" in '{where}'" if where else ""
+                problem = f"{named}: there is no key '{step}'{inside}.{did_you_mean(step, children)}"
+                return problem if parsed.removes else None  # others make the key
+            node, where = children[step], f"{where}.{step}" if where else step
+        elif isinstance(node, list):
+            if not step.isdigit() or int(step) >= len(node):
+                return f"{named}: '{where}' is a list of {len(node)} and has no [{step}]"
+            if is_last and parsed.removes:
+                return f"{named}: an element of a list cannot be removed; write the list anew: {where}=[...]"
+            node, where = node[int(step)], f"{where}[{step}]"
+        elif parsed.removes:
+            return f"{named}: '{where}' is {node!r} and has no keys"
+        else:
+            return None
+    return None

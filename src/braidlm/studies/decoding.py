@@ -1,14 +1,24 @@
-"""Reading a study: its recipe composed, its models decoded, and every problem in it told at once."""
+"""Reading a study: its recipe composed, its steps and models decoded, and every problem in it told at once."""
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from braidlm.core.errors import BraidError, collecting
+from braidlm.core.errors import BraidError, collecting, did_you_mean
 from braidlm.core.models.presets import RecipeModel, decode_model
 from braidlm.core.recipes import compose_recipe
 from braidlm.model.config.strict import decode
-from braidlm.studies.phases import Phase, WholeSpec, edit_step
-from braidlm.studies.study import Study, StudyTraining
+from braidlm.studies.steps import DistilStep, EditStep, Step, TrainStep, decode_edit, decode_step
+from braidlm.studies.study import StepOptions, Study, StudyTraining
+
+OLD_KEYS = {
+    "paths": "`kept: SHARE`, and for each domain `steps.DOMAIN: {model: ..., train: {domains: [DOMAIN], text: kept}}`",
+    "composed": "`steps.NAME: {compose: [PATH, PATH], join: ..., train: {text: shared}}`",
+    "whole": "`steps.NAME: {model: ..., train: {domains: [...], epochs: ...}}`, `train` only where it differs",
+    "variants": "`steps.NAME: {of: MODEL, edit: [...], train: {domains: [...]}}`",
+    "averages": "`steps.NAME: {average: [MODEL, MODEL], seeds: each}`",
+    "distilled": "`steps.NAME: {distil: {teacher: AVERAGE, weight: ...}, train: {text: ...}}`",
+}
+"""What is written now for the keys that studies had before they had steps."""
 
 
 def is_study(data: dict[str, Any]) -> bool:
@@ -23,81 +33,63 @@ def load_study(name: str, overrides: list[str] | None = None) -> Study:
 
 def decode_study(data: dict[str, Any]) -> Study:
     """A study from plain data."""
+    old = [f"{key}: a study is a graph of `steps` now: write {OLD_KEYS[key]}" for key in OLD_KEYS if key in data]
+    if old:
+        raise BraidError("\n".join(old), todo="Nothing was started. docs/recipes.md describes studies.")
     problems: list[str] = []
     data = dict(data)
-    for key in ("whole", "paths"):
-        part = data.get(key)
-        if isinstance(part, dict):
-            data[key] = _with_models(part, key, problems)
-    if isinstance(data.get("distilled"), dict):
-        data["distilled"] = {name: _distilled(spec, name, problems) for name, spec in data["distilled"].items()}
+    given, models = data.get("models"), {}
+    if isinstance(given, dict):
+        models = {name: _model(one, f"models.{name}", {}, problems) for name, one in given.items()}
+        data["models"] = models
+    if isinstance(data.get("steps"), dict):
+        data["steps"] = {str(name): _step(one, str(name), models, problems) for name, one in data["steps"].items()}
     if isinstance(data.get("training"), dict):
-        _check_training(data["training"], "training", problems)
+        if "budget" in data["training"]:
+            problems.append(
+                "training.budget: a study's budgets come from `epochs` and its data; leave it out, or give a step one "
+                "of its own: `steps.NAME.train.budget`"
+            )
+        else:
+            with collecting(problems):
+                decode(StudyTraining, data["training"], "training")
     study = None
-    with collecting(problems):
-        study = decode(Study, data)
-    if study is not None and not problems:
-        for where, phase in _phases(study):
-            if phase.training:
-                _check_training(study.training_of(phase), f"{where}.training", problems)
-        for name, spec in study.variants.items():
-            for at, step in enumerate(spec.edits):
-                with collecting(problems):
-                    edit_step(step, f"variants.{name}.edits[{at}]")
+    with collecting(problems):  # steps that cannot be read must not hide what is wrong with the other keys
+        study = decode(Study, data | {"steps": {"step": TrainStep(model="")}} if problems else data)
+    for name in study.steps if study is not None and not problems else ():
+        if study.steps[name].train is not None:
+            with collecting(problems):
+                decode(StepOptions, study.options_of(name), f"steps.{name}.train")
     if problems or study is None:
         raise BraidError("\n".join(problems), todo="Nothing was started. `braid show STUDY` checks a study.")
     return study
 
 
-def _phases(study: Study) -> Iterator[tuple[str, Phase]]:
-    """Every phase with its key."""
-    if study.paths is not None:
-        yield "paths", study.paths
-    for key in ("composed", "whole", "variants", "distilled"):
-        for name, spec in getattr(study, key).items():
-            yield f"{key}.{name}", spec
-
-
-def _check_training(training: dict[str, Any], where: str, problems: list[str]) -> None:
-    if "budget" in training:
-        problems.append(
-            f"{where}.budget: a study's budgets come from `epochs` and its data; leave it out, or give a model one of "
-            "its own: `variants.NAME.budget`"
-        )
-        return
+def _step(data: Any, name: str, models: dict[str, RecipeModel], problems: list[str]) -> Step | None:
+    """A step with its model and its edits decoded."""
+    where, step = f"steps.{name}", None
     with collecting(problems):
-        decode(StudyTraining, training, where)
+        step = decode_step(data, where)
+    if isinstance(step, (TrainStep, DistilStep)) and step.model is not None:
+        model = _model(step.model, f"{where}.model", models, problems)
+        return step if model is None else replace(step, model=model)
+    for at, one in enumerate(step.edit if isinstance(step, EditStep) else ()):
+        with collecting(problems):
+            decode_edit(one, f"{where}.edit[{at}]")
+    return step
 
 
-def _with_models(part: dict[str, Any], key: str, problems: list[str]) -> dict[str, Any]:
-    """Models decoded, so that runs cannot differ in what they inherit."""
-    if key == "paths":
-        return {**part, "model": _model(part.get("model"), "paths.model", problems)}
-    return {name: _whole(spec, f"whole.{name}", problems) for name, spec in part.items()}
-
-
-def _whole(spec: Any, where: str, problems: list[str]) -> Any:
-    """An architecture as the model of a spec; one that has a `model` is a spec already."""
-    if isinstance(spec, WholeSpec):
-        return spec
-    if isinstance(spec, dict) and "model" in spec:
-        return {**spec, "model": _model(spec["model"], f"{where}.model", problems)}
-    return {"model": _model(spec, where, problems)}
-
-
-def _distilled(spec: Any, name: str, problems: list[str]) -> Any:
-    """A distilled model with its architecture decoded, if it says one."""
-    if not isinstance(spec, dict) or spec.get("model") is None:
-        return spec
-    return {**spec, "model": _model(spec["model"], f"distilled.{name}.model", problems)}
-
-
-def _model(model: Any, where: str, problems: list[str]) -> Any:
-    if isinstance(model, RecipeModel):
-        return model
-    if not isinstance(model, dict):
+def _model(model: Any, where: str, models: dict[str, RecipeModel], problems: list[str]) -> Any:
+    """An architecture, decoded once; a name is that of one among the study's `models`."""
+    if isinstance(model, str):
+        if model not in models:
+            problems.append(
+                f"{where}: there is no model '{model}' in the study's `models`.{did_you_mean(model, models)}"
+            )
+        return models.get(model)
+    if not isinstance(model, (dict, RecipeModel)):
         problems.append(f"{where}: expected an architecture, got {model!r}")
-        return model
+        return None
     with collecting(problems):
         return decode_model(model, where)
-    return model
+    return None

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from braidlm.core import console
 from braidlm.core.models.folders import load_model
+from braidlm.core.report.text import show_report
+from braidlm.core.report.write import write
 from braidlm.data.corpora.stories.generator import pronoun_pairs
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import validation_windows
@@ -13,7 +15,7 @@ from braidlm.evals.formats.options import pronoun_accuracy
 from braidlm.evals.scoring.ngrams import fit_ngrams
 from braidlm.serving.generate import Continuation, generate
 from braidlm.studies.decoding import load_study
-from braidlm.studies.demo_page import PROBLEM, PRONOUNS, DemoFacts, write_page
+from braidlm.studies.demo_page import PROBLEM, PRONOUNS, DemoFacts, demo_report
 from braidlm.studies.results import ROUTES, Bits, StudyResults, measure, study_routes
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Study
@@ -48,8 +50,8 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
     clock.note("compared, and routes of tokens collected")
     for table in (quality(results), training_time(results), inactive_paths(results)):
         console.show("")
-        console.table(table.columns, table.rows, title=table.title)
-    return write_page(out / "report.html", facts)
+        show_report(table)
+    return write(demo_report(facts), out, "report")
 
 
 def _ngrams(study: Study, data: OpenData) -> dict[str, Bits]:

@@ -1,20 +1,17 @@
 """The demo's report.html."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from braidlm.core.console import count, duration
-from braidlm.core.report import figures
-from braidlm.core.report.drawing import draw
-from braidlm.core.report.page import Page
+from braidlm.core.report.report import Report, Table
 from braidlm.data.corpora.maths.generator import generate_problem
 from braidlm.inspection.charts import share_chart
 from braidlm.inspection.results import RoutingReport, percent, verdicts
-from braidlm.inspection.routes_report import PAGE as ROUTES_PAGE
 from braidlm.serving.generate import Continuation
 from braidlm.studies.charts import comparison_chart, learning_chart
-from braidlm.studies.results import ROUTES, Bits, ModelResult, StudyResults
+from braidlm.studies.report import ROUTES_LINK
+from braidlm.studies.results import Bits, ModelResult, StudyResults
 from braidlm.studies.tables import inactive_paths, quality, training_time
 from braidlm.studies.verdict import findings
 
@@ -34,7 +31,7 @@ WRITERS = {"composed": "the composed model", "dense": "the dense model"}
 
 @dataclass
 class DemoFacts:
-    """The contents of the page."""
+    """The contents of the report."""
 
     results: StudyResults
     ngrams: dict[str, Bits]
@@ -49,33 +46,22 @@ class DemoFacts:
     """The routes of tokens in the composed model."""
 
 
-def write_page(path: Path, facts: DemoFacts) -> Path:
-    """Write the page, and its pictures as PNG files beside it."""
-    page = Page("Two small models become one", "What `braid demo` did on this machine")
+def demo_report(facts: DemoFacts) -> Report:
+    """The page, with its pictures."""
+    report = Report("Two small models become one", "What `braid demo` did on this machine")
     results = facts.results
-    _verdict(page, facts, path.parent)
-    page.heading("What was done")
-    _setting(page, facts)
-    page.heading("Who goes where")
-    _routing(page, facts, path.parent)
-    page.heading("Take a path away")
-    _withdrawing(page, results)
-    page.heading("Two paths, trained apart")
-    _paths(page, facts)
-    page.heading("Composed into one model")
-    _composing(page, results)
-    page.heading("How they learned")
-    _curves(page, facts, path.parent)
-    page.heading("Every number")
-    _numbers(page, facts)
-    page.heading("What they write")
-    _samples(page, facts)
-    page.heading("What it took")
-    _time(page, facts)
-    page.heading("Go on from here")
-    _next_steps(page, results)
-    page.write(path)
-    return path
+    _add_verdict(report, facts)
+    _add_setting(report.heading("What was done"), facts)
+    _add_routing(report.heading("Who goes where"), facts)
+    _add_withdrawing(report.heading("Take a path away"), results)
+    _add_paths(report.heading("Two paths, trained apart"), results)
+    _add_composing(report.heading("Composed into one model"), results)
+    _add_curves(report.heading("How they learned"), facts)
+    _add_numbers(report.heading("Every number"), facts)
+    _add_samples(report.heading("What they write"), facts)
+    _add_time(report.heading("What it took"), facts)
+    _add_next_steps(report.heading("Go on from here"), results)
+    return report
 
 
 def composed_model(results: StudyResults) -> ModelResult:
@@ -83,28 +69,27 @@ def composed_model(results: StudyResults) -> ModelResult:
     return next(m for m in results.models if m.kind == "composed")
 
 
-def _verdict(page: Page, facts: DemoFacts, folder: Path) -> None:
+def _add_verdict(report: Report, facts: DemoFacts) -> None:
     results = facts.results
     composed = composed_model(results)
     trigram = {"trigram": facts.ngrams["trigram"]}
-    page.facts(dict(_key_figures(facts)))
+    report.facts(dict(_key_figures(facts)))
     for finding in findings(results, composed, trigram):
-        page.heading(finding.question, level=3)
-        page.text(finding.answer)
+        report.heading(finding.question, level=3)
+        report.text(finding.answer)
     first_seed = [m for m in results.models if m.seed == composed.seed]
-    chart = comparison_chart(results, first_seed, trigram)
-    figures.save_png(chart, folder / "comparison.png")
-    page.figure(
-        figures.to_svg(chart),
+    report.chart(
+        comparison_chart(results, first_seed, trigram),
         "Bits per byte say how well a model predicts text it has never seen: lower is better. Each model has its "
-        "colour on the whole page. Trigram models are told the domain; the others are not.",
+        "colour on the whole report. Trigram models are told the domain; the others are not.",
+        "comparison",
     )
-    page.text(
+    report.text(
         "This is one run with one seed, so that small differences mean little. The text is made by rules, and a part "
         "of it says as much as the whole: what owners gain by text that others keep shows on real text only. "
         "`docs/results.md` has more."
     )
-    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}.html"} if facts.routes else {})
+    report.links(ROUTES_LINK if facts.routes else {})
 
 
 def _key_figures(facts: DemoFacts) -> Iterator[tuple[str, str]]:
@@ -126,10 +111,10 @@ def _decisions(facts: DemoFacts) -> float | None:
     return shares[0] if shares else None
 
 
-def _setting(page: Page, facts: DemoFacts) -> None:
+def _add_setting(report: Report, facts: DemoFacts) -> None:
     results = facts.results
-    share = results.study.paths.share if results.study.paths is not None else 0.0
-    page.text(
+    share = results.study.kept or 0.0
+    report.text(
         "Braid wrote children's stories and worked word problems by rules, and trained two small models apart, "
         f"each on {share:.0%} of its own text alone, as two owners of private data would, with one tokenizer. Then it "
         "composed the two into one model, trained that on the rest, which neither had seen and both give for it, "
@@ -137,112 +122,109 @@ def _setting(page: Page, facts: DemoFacts) -> None:
         "Nothing was downloaded."
     )
     sizes = {f"parameters, {m.name}": f"{m.parameters:,}" for m in results.models}
-    page.facts(sizes | {"vocabulary": f"{facts.vocab_size:,}"})
+    report.facts(sizes | {"vocabulary": f"{facts.vocab_size:,}"})
 
 
-def _paths(page: Page, facts: DemoFacts) -> None:
-    results = facts.results
+def _add_paths(report: Report, results: StudyResults) -> None:
     rows = [
         [m.name, count(m.tokens), *(f"{m.bits[d]:.3f}" for d in results.domains)]
         for m in results.models
         if m.kind == "path"
     ]
-    page.text("Each path knows its own domain and is lost in the other. Bits per byte of held-out text:")
-    page.table(["path", "tokens seen", *(f"on {d}" for d in results.domains)], rows)
+    report.text("Each path knows its own domain and is lost in the other. Bits per byte of held-out text:")
+    report.table(Table(["path", "tokens seen", *(f"on {d}" for d in results.domains)], rows))
 
 
-def _composing(page: Page, results: StudyResults) -> None:
+def _add_composing(report: Report, results: StudyResults) -> None:
     composed = composed_model(results)
-    join = results.study.composed[composed.name].join.kind
-    page.text(
+    join = results.study.steps[composed.name].join.kind  # type: ignore[attr-defined]
+    report.text(
         "`braid compose` put the paths side by side. Their embeddings and heads were joined along the width, their "
         "blocks are in parallel layers, and after each layer a join makes one stream of them again. The joins "
         "begin as the mean of the paths' outputs; one full-width block before and after is new and untrained. So "
         "the composed model is trained on, with the part of the text that was kept back from the paths."
     )
-    page.code(
+    report.code(
         f"braid compose {' '.join(str(m.run_folder) for m in results.models if m.kind == 'path')} "
         f"--names {' '.join(results.names('path'))} --join {join} --out composed\n"
         f"braid show {composed.folder}"
     )
 
 
-def _curves(page: Page, facts: DemoFacts, folder: Path) -> None:
+def _add_curves(report: Report, facts: DemoFacts) -> None:
     for domain in facts.results.domains:
         chart = learning_chart(facts.results, domain, levels={"trigram": facts.ngrams["trigram"][domain]})
         if chart is None:
             continue
-        figures.save_png(chart, folder / f"learning-{domain}.png")
-        page.figure(
-            figures.to_svg(chart),
+        report.chart(
+            chart,
             f"Held-out {domain} during the training. The composed model begins after the tokens of both paths. Its "
             "blocks before and after them are new and untrained, so that it may be behind a path at first.",
+            f"learning-{domain}",
         )
 
 
-def _numbers(page: Page, facts: DemoFacts) -> None:
-    table = quality(facts.results)
-    page.table(table.columns, table.rows, "Bits per byte of held-out text. Tokens are those seen in training.")
+def _add_numbers(report: Report, facts: DemoFacts) -> None:
+    caption = "Bits per byte of held-out text. Tokens are those seen in training."
+    report.table(replace(quality(facts.results), name="", caption=caption))
     rows = [[name, *(f"{bits[domain]:.3f}" for domain in facts.results.domains)] for name, bits in facts.ngrams.items()]
-    page.table(["n-gram model", *facts.results.domains], rows)
+    report.table(Table(["n-gram model", *facts.results.domains], rows))
     if facts.pronouns:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in facts.pronouns.items())
-        page.text(
+        report.text(
             f"A harder question: in {PRONOUNS} beginnings of stories the next word must be the pronoun that agrees "
             f"with the character. Guessing gives 50%; the models prefer the right one in: {shares}. Grammar "
             "comes early, knowing who is who comes late."
         )
 
 
-def _samples(page: Page, facts: DemoFacts) -> None:
+def _add_samples(report: Report, facts: DemoFacts) -> None:
     for domain, texts in facts.samples.items():
-        page.heading(domain.capitalize(), level=3)
+        report.heading(domain.capitalize(), level=3)
         if domain == "maths":
-            page.text(f"The right answer is {PROBLEM.answer}.")
+            report.text(f"The right answer is {PROBLEM.answer}.")
         for name, sample in texts.items():
-            page.quote(sample.text, WRITERS.get(name, f"the path {name}"), prompt=sample.prompt)
+            report.quote(sample.text, WRITERS.get(name, f"the path {name}"), prompt=sample.prompt)
 
 
-def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:
+def _add_routing(report: Report, facts: DemoFacts) -> None:
     if facts.routes is None:
-        page.text("The composed model has no layer in which the path of a token could be read.")
+        report.text("The composed model has no layer in which the path of a token could be read.")
         return
-    chart = draw(share_chart(facts.routes))
-    figures.save_png(chart, folder / "routes.png")
     routed = any(layer.read_by == "router" for model in facts.routes.models for layer in model.layers)
-    page.text(ROUTED if routed else UNROUTED)
-    page.figure(figures.to_svg(chart), "Held-out documents of each domain, and where their tokens go.")
+    report.text(ROUTED if routed else UNROUTED)
+    caption = "Held-out documents of each domain, and where their tokens go."
+    report.chart(share_chart(facts.routes), caption, "routes")
     for sentence in [s for model in facts.routes.models for s in (*verdicts(model), *model.findings)]:
-        page.text(sentence)
-    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}.html"})
+        report.text(sentence)
+    report.links(ROUTES_LINK)
 
 
-def _withdrawing(page: Page, results: StudyResults) -> None:
-    page.text(
+def _add_withdrawing(report: Report, results: StudyResults) -> None:
+    report.text(
         "A path keeps its name in the composed model, and can be switched off when the model is loaded or while it "
         "writes: the owner of the data it was trained on can withdraw it. What that costs, in bits per byte:"
     )
-    table = inactive_paths(results)
-    page.table(table.columns, table.rows)
-    page.text(
+    report.table(replace(inactive_paths(results), name=""))
+    report.text(
         "That leaves out the path's blocks. What the embedding, the head and the joins learned beside it stays, so to "
         "take data out of a model entirely, compose again without the path."
     )
 
 
-def _time(page: Page, facts: DemoFacts) -> None:
-    table = training_time(facts.results)
-    page.text(
+def _add_time(report: Report, facts: DemoFacts) -> None:
+    report.text(
         "Training alone. Paths need nothing of each other, so with two machines they take the time of the slower."
     )
-    page.table(table.columns, table.rows)
-    page.table(["step of the demo", "time"], [[what, duration(seconds)] for what, seconds in facts.seconds.items()])
+    report.table(replace(training_time(facts.results), name=""))
+    steps = [[what, duration(seconds)] for what, seconds in facts.seconds.items()]
+    report.table(Table(["step of the demo", "time"], steps))
 
 
-def _next_steps(page: Page, results: StudyResults) -> None:
+def _add_next_steps(report: Report, results: StudyResults) -> None:
     composed = composed_model(results)
     first = results.names("path")[0]
-    page.code(
+    report.code(
         f'braid generate {composed.folder} "Once upon a time" --top-next 5\n'
         f'braid generate {composed.folder} "Once upon a time" --paths {first}\n'
         f"braid routes {composed.folder} --out routes\n"

@@ -1,18 +1,29 @@
 """What a study will take: the words, epochs and checkpoints of each of its trainings, and about how long they last."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, collecting, errors_at
+from braidlm.core.models.accounting import model_facts
+from braidlm.core.recipes import list_recipes
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.packing.packed_data import Manifest, PackedData, is_packed
-from braidlm.studies.phases import Phase
+from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
+from braidlm.model.config.strict import encode
+from braidlm.studies.decoding import decode_study
+from braidlm.studies.models import errors_of, study_models
+from braidlm.studies.steps import DistilStep, EditStep
 from braidlm.studies.study import Study
-from braidlm.training.amounts import Amount
-from braidlm.training.monitoring.speed import TOKENS_PER_WORD, tokens_of, training_seconds, training_speed
+from braidlm.training.monitoring.speed import (
+    TOKENS_PER_WORD,
+    TRAINING_FLOPS,
+    tokens_of,
+    training_seconds,
+    training_speed,
+)
 
 
 @dataclass(frozen=True)
@@ -25,9 +36,6 @@ class TrainingPlan:
     checkpoints: int | None
     seconds: float | None
     """Expected on this machine, within a factor of about two."""
-
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -57,30 +65,29 @@ class StudyPlan:
         words = sum(size.words for size in sizes)
         return sum(size.tokens for size in sizes) / words if words and self.is_prepared else TOKENS_PER_WORD
 
-    def training(self, domains: Sequence[str], share: float, phase: Phase, flops_per_token: int) -> TrainingPlan:
-        """The plan of one training on a share of these domains; without domains there is none."""
-        study, epochs = self.study, self.study.epochs_of(phase)
+    def training(self, name: str, flops_per_token: int) -> TrainingPlan:
+        """The plan of one step's training; of a step that is not trained it is empty."""
+        study = self.study
+        if study.steps[name].train is None:
+            return TrainingPlan(0, 0, 0.0, 0, 0.0)
+        domains, options, epochs = study.domains_of(name), study.options_of(name), study.epochs_of(name)
+        begin, end = study.part_of_text(name)
+        budget = study.training_of(name).budget
         per_epoch = chunkings.build(study.data.chunking).words_per_epoch
         words: int | None = None
         tokens: int | None = None
-        if not domains:
-            return TrainingPlan(0, 0, 0.0, 0, 0.0)
-        if phase.budget is not None:
-            words, tokens = self._budget(phase.budget, study.training_of(phase))
+        if budget is not None:
+            tokens = tokens_of(budget, self._tokens_per_step(options), self.tokens_per_word)
+            words = budget.count if budget.unit == "words" else round(tokens / self.tokens_per_word)
         elif per_epoch is not None:
             words = round(epochs * per_epoch * len(domains))
             tokens = round(words * self.tokens_per_word)
         elif self.is_prepared:
             sizes = [size for domain in domains if (size := self.sizes[domain]) is not None]
-            words = round(epochs * share * sum(size.words for size in sizes))
-            tokens = round(epochs * share * sum(size.tokens for size in sizes))
+            words = round(epochs * (end - begin) * sum(size.words for size in sizes))
+            tokens = round(epochs * (end - begin) * sum(size.tokens for size in sizes))
         seconds = None if tokens is None else training_seconds(tokens, flops_per_token, self.flops_per_second)
-        return TrainingPlan(words, tokens, epochs, self._checkpoints(words, tokens, study.training_of(phase)), seconds)
-
-    def _budget(self, budget: Amount, training: dict[str, Any]) -> tuple[int, int]:
-        """The words and tokens of an amount in any unit."""
-        tokens = tokens_of(budget, self._tokens_per_step(training), self.tokens_per_word)
-        return budget.count if budget.unit == "words" else round(tokens / self.tokens_per_word), tokens
+        return TrainingPlan(words, tokens, epochs, self._checkpoints(words, tokens, options), seconds)
 
     def _tokens_per_step(self, training: dict[str, Any]) -> int:
         return int(training.get("batch", 32) * training.get("accumulation", 1) * self.study.data.length)
@@ -123,7 +130,58 @@ def _is_of(manifest: Manifest, study: Study, domain: str) -> bool:
     return same_text and study.data.tokenizer.vocab_size in (None, manifest.vocab_size)
 
 
-def total_seconds(plans: Sequence[TrainingPlan], times: Sequence[int]) -> float | None:
-    """All trainings, each as many times as it has seeds."""
-    seconds = [plan.seconds for plan in plans]
-    return None if None in seconds else sum(n * (each or 0.0) for n, each in zip(times, seconds, strict=True))
+def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
+    """Every model of a study as it would be built; the study's own figures are those of its first composed model."""
+    study = decode_study(data)
+    vocab_size = study.data.tokenizer.vocab_size
+    models: dict[str, dict[str, Any]] = {}
+    plan = StudyPlan(study)
+    with errors_at(name):
+        built = study_models(study)
+    for model in built:
+        with errors_of(model.name):
+            facts = model_facts(model.skeleton, length)
+        flops, step = facts["flops_per_token"], study.steps[model.name]
+        if isinstance(step, DistilStep):
+            epochs = study.epochs_of(model.name)
+            passes = epochs if step.distil.top_k is None else 1.0  # what the teacher says is stored once
+            teacher = models[step.distil.teacher]["flops_per_token"] / TRAINING_FLOPS  # it is only run forward
+            flops += round(teacher * passes / epochs)
+        training, times = asdict(plan.training(model.name, flops)), len(study.seeds_of(model.name))
+        times = 1 if study.is_once(model.name) else times
+        models[model.name] = {"name": model.name, "kind": model.kind, **facts, "training": training, "times": times}
+    seconds = [row["training"]["seconds"] for row in models.values()]
+    total = None if None in seconds else sum(row["times"] * row["training"]["seconds"] for row in models.values())
+    main = next((row for row in models.values() if row["kind"] == "composed"), next(iter(models.values())))
+    problems: list[str] = []
+    for domain, spec in study.domains.items():
+        with collecting(problems):
+            spec.resolved(domain)
+    return {
+        **main,
+        "kind": "study",
+        "name": name,
+        "about": dict(list_recipes()).get(name),
+        "models": list(models.values()),
+        "seeds": study.seeds,
+        "expected_seconds": total,
+        "domains": {domain: spec.source or spec.path or spec.folder for domain, spec in study.domains.items()},
+        "vocab_size_assumed": vocab_size is None,
+        "lineage": None,
+        "tokenizer": None,
+        "recipe": encode(study),
+        "notes": list(_notes(study, plan, main["training"]["words"] is not None)),
+        "problems": problems,
+    }
+
+
+def _notes(study: Study, plan: StudyPlan, words_are_known: bool) -> Iterator[str]:
+    """What the figures of a study rest on."""
+    if not plan.is_prepared and words_are_known:
+        yield f"Time is counted with {TOKENS_PER_WORD} tokens per word until the data is prepared."
+    elif not plan.is_prepared:
+        yield "Words, checkpoints and time are known when the data is prepared, which `braid train` begins with."
+    if study.data.tokenizer.vocab_size is None:
+        yield f"The vocabulary comes from the tokenizer; counted here with {DEFAULT_VOCAB_SIZE:,} tokens."
+    if any(isinstance(step, EditStep) for step in study.steps.values()):
+        yield "Edited models are counted before their edits, which need the trained model."

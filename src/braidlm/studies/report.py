@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 from braidlm.core import console
-from braidlm.core.files import write_json
-from braidlm.core.report import figures
-from braidlm.core.report.drawing import draw
-from braidlm.core.report.page import Page
+from braidlm.core.report.report import Report
+from braidlm.core.report.text import show_report
+from braidlm.core.report.write import write
 from braidlm.data.loading.open_data import open_data
 from braidlm.inspection.charts import share_chart
 from braidlm.inspection.results import RoutingReport, verdicts
@@ -34,6 +33,7 @@ AVERAGES = (
     "same time. The time of a composed model is also its paths'. A distilled model has its own, and its average comes "
     "before it."
 )
+ROUTES_LINK = {"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}.html"}
 LOWER_LEFT = "Nearer to the lower left is better on both."
 WITH_VARIANTS = "What edits and further training make of a trained model"
 
@@ -56,31 +56,40 @@ def study(
 
 def write_report(results: StudyResults, routed: RoutingReport | None, folder: Path) -> Path:
     """Tables in the terminal, as Markdown and CSV; results.json; report.html with the curves."""
-    all_tables = tables(results)
-    for table in all_tables:
+    for table in tables(results):
         console.show("")
-        console.table(table.columns, table.rows, title=table.title, keep=1)
-        table.write(folder / "tables")
-    write_json(folder / "results.json", results.as_dict())
-    page = Page(results.study.name, _subtitle(results))
-    for table in all_tables:
-        page.heading(table.title)
-        page.table(table.columns, table.rows)
-        if table.name == ("bits-per-byte" if results.names("path") else "learning"):
-            _curves(page, results, folder)
-        if table.name == "bits-per-byte" and joins_models_of_two_domains(results):
-            _plane(page, results, folder)
-        if table.name == "models" and results.names("average"):
-            page.text(AVERAGES)
-        if table.name == "variants":
-            _variants(page, results, folder)
+        show_report(table)
+    path = write(study_report(results, routed), folder, "report")
+    console.say(f"Report: {path}")
+    return path
+
+
+def study_report(results: StudyResults, routed: RoutingReport | None) -> Report:
+    """The tables and charts of a study."""
+    report = Report(results.study.name, _subtitle(results), data={"results": results.as_dict()})
+    curves_after = "bits-per-byte" if results.names("path") else "learning"
+    for table in tables(results):
+        report.heading(table.title).table(table)
+        name = table.name.removeprefix("tables/")
+        if name == curves_after:
+            for domain in results.domains:
+                if (chart := learning_chart(results, domain)) is not None:
+                    seed = results.study.seeds[0]
+                    report.chart(chart, f"Held-out {domain} during the training (seed {seed}).", domain)
+        if name == "bits-per-byte" and joins_models_of_two_domains(results):
+            report.chart(plane_chart(results), f"{LOWER_LEFT}{_means(results)}", "-".join(results.domains))
+        if name == "models" and results.names("average"):
+            report.text(AVERAGES)
+        if name == "variants":
+            _add_variants(report, results)
     if routed is not None:
-        _routing(page, routed, folder)
-    page.heading("The study")
-    page.code(json.dumps(encode(results.study), indent=2), summary="Everything about this study")
-    page.write(folder / "report.html")
-    console.say(f"Report: {folder / 'report.html'}")
-    return folder / "report.html"
+        report.heading("Who goes where")
+        report.chart(share_chart(routed), "Held-out documents of each domain.", "routes").links(ROUTES_LINK)
+        for model in routed.models:
+            for sentence in (*verdicts(model), *model.findings):
+                report.text(f"{model.name}: {sentence}")
+    report.heading("The study")
+    return report.code(json.dumps(encode(results.study), indent=2), summary="Everything about this study")
 
 
 def _subtitle(results: StudyResults) -> str:
@@ -91,49 +100,19 @@ def _subtitle(results: StudyResults) -> str:
     return WITH_VARIANTS if results.names("variant") else WITHOUT_PATHS
 
 
-def _plane(page: Page, results: StudyResults, folder: Path) -> None:
-    """Every model on both domains."""
-    chart = plane_chart(results)
-    figures.save_png(chart, folder / f"{'-'.join(results.domains)}.png")
-    page.figure(figures.to_svg(chart), f"{LOWER_LEFT}{_means(results)}")
-
-
 def _means(results: StudyResults) -> str:
     """What is said below a chart of several seeds."""
     seeds = len(results.study.seeds)
     return "" if seeds == 1 else f" Means of {seeds} seeds."
 
 
-def _variants(page: Page, results: StudyResults, folder: Path) -> None:
+def _add_variants(report: Report, results: StudyResults) -> None:
     """The first domain, which is the base's, against each that variants are trained on; then the series."""
     means = _means(results)
     old, *others = results.domains
     for new in [] if joins_models_of_two_domains(results) else others:  # the plane has the variants too
-        if (chart := trade_chart(results, old, new)) is not None:
-            figures.save_png(chart, folder / f"{old}-{new}.png")
-            page.figure(figures.to_svg(chart), f"{LOWER_LEFT}{means}")
+        if (trade := trade_chart(results, old, new)) is not None:
+            report.chart(trade, f"{LOWER_LEFT}{means}", f"{old}-{new}")
     for domain in results.domains:
-        if (chart := series_chart(results, domain)) is not None:
-            figures.save_png(chart, folder / f"{domain}-parameters.png")
-            page.figure(figures.to_svg(chart), f"Held-out {domain} against the size of the model.{means}")
-
-
-def _routing(page: Page, routed: RoutingReport, folder: Path) -> None:
-    page.heading("Who goes where")
-    chart = draw(share_chart(routed))
-    figures.save_png(chart, folder / "routes.png")
-    page.figure(figures.to_svg(chart), "Held-out documents of each domain.")
-    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}.html"})
-    for model in routed.models:
-        for sentence in (*verdicts(model), *model.findings):
-            page.text(f"{model.name}: {sentence}")
-
-
-def _curves(page: Page, results: StudyResults, folder: Path) -> None:
-    """Of the first seed, one chart per domain."""
-    for domain in results.domains:
-        if (chart := learning_chart(results, domain)) is not None:
-            figures.save_png(chart, folder / f"{domain}.png")
-            page.figure(
-                figures.to_svg(chart), f"Held-out {domain} during the training (seed {results.study.seeds[0]})."
-            )
+        if (series := series_chart(results, domain)) is not None:
+            report.chart(series, f"Held-out {domain} against the size of the model.{means}", f"{domain}-parameters")

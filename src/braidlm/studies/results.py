@@ -14,16 +14,15 @@ from braidlm.core.models.runs import read_metrics, training_seconds
 from braidlm.data.loading.halves import Half
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import ValidationSet, validation_windows
+from braidlm.evals.evaluate import evaluate
 from braidlm.inspection.layers import find_layers
 from braidlm.inspection.results import RoutingReport
 from braidlm.inspection.routes import routes
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import use_paths
 from braidlm.opening.names import find_model, title_of
-from braidlm.studies.members import path_of_domains
-from braidlm.studies.models import Kind
-from braidlm.studies.study import Study
-from braidlm.studies.trained_model import TrainedModel
+from braidlm.studies.models import TrainedModel
+from braidlm.studies.study import Role, Study
 from braidlm.training.monitoring.reporter import score_text
 from braidlm.training.trainables.braid_model import TrainableBraid
 
@@ -52,7 +51,7 @@ class ModelResult:
     """One model of a study with one seed."""
 
     name: str
-    kind: Kind
+    kind: Role
     seed: int
     folder: Path
     """Its model folder."""
@@ -102,11 +101,11 @@ class StudyResults:
     def domains(self) -> list[str]:
         return list(self.study.domains)
 
-    def names(self, *kinds: Kind) -> list[str]:
+    def names(self, *kinds: Role) -> list[str]:
         """Names of the models of these kinds, in the order of the study."""
         return list(dict.fromkeys(m.name for m in self.models if not kinds or m.kind in kinds))
 
-    def of(self, name: str, *kinds: Kind) -> list[ModelResult]:
+    def of(self, name: str, *kinds: Role) -> list[ModelResult]:
         """A model with every seed."""
         return [m for m in self.models if m.name == name and (not kinds or m.kind in kinds)]
 
@@ -124,18 +123,17 @@ class StudyResults:
         The tokens and seconds of an average are its members' already.
         """
         study, name = self.study, model.name
-        counted, seeds = [name], [model.seed]
-        if model.kind == "average":
-            counted = study.averages[name].members
-            seeds = seeds if study.averages[name].seeds == "each" else study.seeds
-        parts = study.parts_of(name) if model.kind == "composed" else counted
-        names = {one for part in parts for one in study.line_of(part)} - set(counted)
+        if name not in study.steps:  # a folder that was given
+            return []
+        is_average = model.kind == "average"
+        names = set(study.before(name)) - set(study.steps[name].reads if is_average else ())
+        seeds = study.seeds if is_average and study.is_once(name) else [model.seed]
         return [m for m in self.models if m.name in names and m.seed in seeds]
 
     def base_of(self, variant: ModelResult) -> ModelResult:
         """What a variant was made of in the end, with the same seed."""
         base = self.study.base_of(variant.name)
-        name = base if base in self.study.model_names else title_of(find_model(base))
+        name = base if base in self.study.steps else title_of(find_model(base))
         return next(m for m in self.models if m.name == name and m.seed == variant.seed)
 
 
@@ -165,7 +163,10 @@ def measure(study: Study, models: list[TrainedModel], device: str | None = None)
     results = StudyResults(study, [_measured(model, texts, halves, device) for model in models])
     if study.tasks is not None:
         folders = {f"{model.name}, seed {model.seed}": model.folder for model in results.models}
-        evaluation = study.tasks.evaluate(folders, study.folder, device)
+        tasks = study.tasks
+        evaluation = evaluate(
+            folders, tasks.names, data=tasks.data, settings=tasks.settings, out=study.folder / "tasks", device=device
+        )
         for scored, model in zip(evaluation.models, results.models, strict=True):
             model.tasks = {name: result.score for name, result in scored.tasks.items()}
             model.babylm = evaluation.averages.get(scored.name, {}).get("columns", {})
@@ -231,7 +232,7 @@ def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int =
     path_of: dict[str, str] = {}
     for model in results.models:
         if model.seed == seed and model.kind != "path" and _has_routes(model.folder):
-            own = path_of_domains(results.study, model.name)
+            own = results.study.path_of_domains(model.name) if model.kind != "given" else {}
             if own is not None and all(path_of.get(domain, path) == path for domain, path in own.items()):
                 folders[model.name] = model.folder
                 path_of |= own

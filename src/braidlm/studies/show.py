@@ -1,25 +1,41 @@
-"""`braid show` for everything that has a recipe or a folder, studies included."""
+"""`braid show`: the facts of a recipe, a study, a model folder, a run or packed data, without running anything."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from braidlm.core.errors import BraidError, errors_at
-from braidlm.core.models.accounting import model_facts
+import torch
+
+from braidlm.core.devices import choose_device
+from braidlm.core.errors import BraidError, collecting, did_you_mean, errors_at
+from braidlm.core.models.accounting import model_facts, skeleton
+from braidlm.core.models.folders import load_lineage
+from braidlm.core.models.memory import check_memory
+from braidlm.core.models.presets import is_preset, read_model
+from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
 from braidlm.core.reading import given_path
-from braidlm.core.recipes import compose_recipe, list_recipes
-from braidlm.data.packing.packed_data import is_packed
+from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes
+from braidlm.data.loading.config import DataConfig
+from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
-from braidlm.model.config.strict import encode
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.kernels.lowered_parts import Lowered
+from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.decoder_costs import decoder_facts, decoder_notes
 from braidlm.opening.names import find_sources
-from braidlm.studies.decoding import decode_study, is_study
-from braidlm.studies.members import distilled_domains
-from braidlm.studies.models import errors_of, study_models
-from braidlm.studies.phases import Phase, WholeSpec
-from braidlm.studies.plan import StudyPlan, total_seconds
-from braidlm.studies.study import Study
-from braidlm.training.monitoring.speed import TOKENS_PER_WORD, TRAINING_FLOPS
-from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
+from braidlm.opening.open import open_model
+from braidlm.studies.decoding import is_study
+from braidlm.studies.plan import study_facts
+from braidlm.training.monitoring.speed import tokens_of, training_seconds, training_speed
+from braidlm.training.recipe import decode_recipe
+from braidlm.training.start_from import data_of, open_decoder, plan_decoder_run
+
+ASSUMED_VOCABULARY = 50_257
+"""GPT-2's: used where a recipe takes the vocabulary from a tokenizer that does not exist yet."""
 
 
 def show(
@@ -51,11 +67,17 @@ def show(
 def _check_recipe(name: str) -> None:
     """Refuse a name of nothing; what begins with a folder that exists was meant as one."""
     try:
-        check_recipe_exists(name)
-    except BraidError:
-        if len(Path(name).parts) > 1 and Path(name).parent.is_dir() and Path(name).suffix not in (".yaml", ".yml"):
+        find_recipe(name)
+    except BraidError as error:
+        if Path(name).suffix in (".yaml", ".yml"):
+            raise
+        if len(Path(name).parts) > 1 and Path(name).parent.is_dir():
             find_sources(name)  # an error that suggests the nearest name
-        raise
+        hint = did_you_mean(name, [known for known, _ in list_recipes()])
+        raise BraidError(
+            f"there is no recipe and no folder '{name}'.{hint}",
+            todo="`braid list recipes` shows the recipes that come with Braid; a recipe of your own is FILE.yaml.",
+        ) from error
 
 
 def _is_folder(x: str | Path) -> bool:
@@ -79,82 +101,185 @@ def _comparison(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
-    """Every model of a study as it would be built; the study's own figures are those of its first composed model."""
-    study = decode_study(data)
-    vocab_size = study.data.tokenizer.vocab_size
-    models: list[dict[str, Any]] = []
-    plans, plan = [], StudyPlan(study)
-    with errors_at(name):
-        built = study_models(study)
-    for model in built:
-        with errors_of(model.kind, model.name):
-            facts = model_facts(model.skeleton, length)
-        flops = facts["flops_per_token"]
-        if model.kind == "distilled":
-            taught = study.distilled[model.name]
-            teacher = next(one for one in models if one["name"] == taught.teacher)
-            epochs = study.epochs_of(taught)
-            passes = epochs if taught.top_k is None else 1.0  # what the teacher says is stored once
-            flops += round(teacher["flops_per_token"] / TRAINING_FLOPS * passes / epochs)  # it is only run forward
-        plans.append(plan.training(*_training_share(study, model.kind, model.name), flops))
-        times = _times(study, model.kind, model.name)
-        models.append({"name": model.name, "kind": model.kind, **facts, "training": plans[-1].facts(), "times": times})
-    notes = []
-    if not plan.is_prepared:
+def any_folder_facts(x: str | Path, length: int | None = None) -> dict[str, Any]:
+    """A model folder, a run or a packed data set."""
+    folder = Path(x)
+    if is_packed(folder):
+        facts = asdict(PackedData(folder).manifest)
+        return {"kind": "data", **facts, "name": str(x), "set": facts.get("name"), "notes": [], "problems": []}
+    return run_facts(folder, length) if is_run(folder) else {"kind": "model", **folder_facts(folder, length)}
+
+
+def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
+    """A composed recipe, checked in full; its model as it would be built."""
+    notes: list[str] = []
+    problems: list[str] = []
+    tokens: int | None = None
+    if data.get("decoder"):
+        return _decoder_recipe_facts(name, data, length)
+    if is_preset(data):
+        kind, key = "preset", "vocab_size"
+        model = read_model(data, name)
+        architecture, vocab_size = model.architecture, model.vocab_size
+    else:
+        kind, key = "recipe", "model.vocab_size"
+        architecture, vocab_size, tokens = _read_run(data, name, problems)
+    if (data.get("training") or {}).get("losses"):
         notes.append(
-            f"Time is counted with {TOKENS_PER_WORD} tokens per word until the data is prepared."
-            if plans[0].words is not None
-            else "Words, checkpoints and time are known when the data is prepared, which `braid train` begins with."
+            "Extra losses read the plain pass: on a GPU the step is compiled by torch, without kernels of ours."
         )
     if vocab_size is None:
-        notes.append(f"The vocabulary comes from the tokenizer; counted here with {DEFAULT_VOCAB_SIZE:,} tokens.")
-    if study.variants:
-        notes.append("Variants are counted before their edits, which need the trained model.")
-    problems: list[str] = []
-    for domain, spec in study.domains.items():
-        try:
-            spec.resolved(domain)
-        except BraidError as error:
-            problems.append(str(error))
-    main = next((m for m in models if m["kind"] == "composed"), models[0])
+        notes.append(
+            f"The vocabulary comes from the tokenizer; counted here with GPT-2's {ASSUMED_VOCABULARY:,} tokens. "
+            f"{key}=N counts with another."
+        )
+    with errors_at(name):
+        facts = costs_and_kernels(BraidConfig(architecture, vocab_size or ASSUMED_VOCABULARY), length)
+    with collecting(notes):
+        needed = facts["memory"]["training_adamw"]
+        check_memory(needed, torch.device(choose_device("auto")), "weights, gradients and AdamW's two moments need")
     return {
-        **main,
-        "kind": "study",
+        "kind": kind,
         "name": name,
         "about": dict(list_recipes()).get(name),
-        "models": models,
-        "seeds": study.seeds,
-        "expected_seconds": total_seconds(plans, [model["times"] for model in models]),
-        "domains": {domain: spec.source or spec.path or spec.folder for domain, spec in study.domains.items()},
+        **facts,
+        "expected_seconds": tokens and training_seconds(tokens, facts["flops_per_token"], training_speed()),
         "vocab_size_assumed": vocab_size is None,
         "lineage": None,
         "tokenizer": None,
-        "recipe": encode(study),
+        "recipe": data,
         "notes": notes,
         "problems": problems,
     }
 
 
-def _times(study: Study, kind: str, label: str) -> int:
-    """How many models of this name there are: one for each of its seeds, or one average of all seeds."""
-    if kind == "average":
-        own = study.seeds_of_average(label)
-        return 1 if own is None else len(own)
-    return len(study.seeds_of_distilled(label) if kind == "distilled" else study.seeds_of(label))
+def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
+    """A model folder, with what is wrong with it."""
+    opened = open_model(folder)
+    if isinstance(opened, OpenedDecoder):
+        return _decoder_folder_facts(opened, length)
+    assert isinstance(opened, OpenedBraid)
+    config = opened.config
+    notes: list[str] = []
+    problems: list[str] = []
+    with collecting(problems):
+        opened.check()
+    lineage = load_lineage(folder)
+    if opened.is_bridged:
+        notes.append(
+            f"This is a '{opened.kind}' folder, shown as Braid reads it; `braid convert` writes it as Braid's."
+        )
+    elif lineage is None:
+        problems.append("lineage.json is missing: where the model came from is not known")
+    if config.frozen:
+        notes.append(f"Training leaves these parts as they are: {', '.join(config.frozen)}.")
+    fingerprint = None
+    with collecting(problems):
+        tokenizer = load_tokenizer(folder)
+        fingerprint = tokenizer.fingerprint
+        if tokenizer.vocab_size > config.vocab_size:
+            problems.append(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the model a vocabulary of {config.vocab_size}"
+            )
+    recorded = (lineage or {}).get("tokenizer")
+    if fingerprint and recorded and fingerprint != recorded:
+        problems.append("the tokenizer is not the one the model was made with (another fingerprint)")
+    return {
+        "name": str(folder),
+        **costs_and_kernels(config, length),
+        "vocab_size_assumed": False,
+        "lineage": lineage,
+        "tokenizer": fingerprint,
+        "recipe": config.architecture,
+        "notes": notes,
+        "problems": problems,
+    }
 
 
-def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], float, Phase]:
-    """The domains that a model of a study is trained on, the share of them, and its phase."""
-    if kind in ("whole", "variant"):
-        spec = study.whole[label] if kind == "whole" else study.variants[label]
-        return study.domains_of(spec), 1.0 - study.begin_of(spec) if isinstance(spec, WholeSpec) else 1.0, spec
-    if kind == "average":
-        return [], 0.0, Phase()
-    if kind == "distilled":
-        student = study.distilled[label]
-        return distilled_domains(study, label), 1.0 - study.begin_of(student), student
-    if kind == "composed":
-        return list(study.domains), 1.0 - study.shared_from, study.composed[label]
-    assert study.paths is not None
-    return [label], study.paths.share, study.paths
+def _decoder_folder_facts(opened: OpenedDecoder, length: int | None) -> dict[str, Any]:
+    problems: list[str] = []
+    fingerprint = None
+    with collecting(problems):
+        fingerprint = opened.tokenizer.fingerprint
+    return {
+        "name": str(opened.folder),
+        **decoder_facts(opened, length),
+        "vocab_size_assumed": False,
+        "lineage": load_lineage(opened.folder),
+        "tokenizer": fingerprint,
+        "recipe": opened.config.to_dict(),
+        "notes": decoder_notes(opened),
+        "problems": problems,
+    }
+
+
+def _decoder_recipe_facts(name: str, data: dict[str, Any], length: int | None) -> dict[str, Any]:
+    """A recipe that trains a decoder, which is opened and not loaded."""
+    with errors_at(name):
+        recipe = decode_recipe(data).recipe
+    facts = _decoder_folder_facts(open_decoder(recipe), length)
+    with collecting(facts["problems"]):
+        facts["notes"].append(plan_decoder_run(recipe, torch.device(choose_device("auto"))))
+    about = dict(list_recipes()).get(name)
+    return {**facts, "kind": "recipe", "name": name, "about": about, "lineage": None, "recipe": data}
+
+
+def costs_and_kernels(config: BraidConfig, length: int | None) -> dict[str, Any]:
+    """What a model costs, and which of its parts kernels serve in training on a GPU."""
+    model = skeleton(config)
+    lowered = Lowered(model)
+    return {**model_facts(model, length), "kernels": {"summary": lowered.summary(), "refusals": lowered.refusals}}
+
+
+def run_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
+    """A run: its newest checkpoint and progress; before the first checkpoint, its recipe."""
+    newest = newest_checkpoint(folder)
+    if newest is None:
+        recipe = str(folder / RECIPE)
+        facts = recipe_facts(recipe, compose_recipe(recipe), length)
+        facts["notes"].append("This run has no checkpoint yet: the model is as its recipe says.")
+    else:
+        facts = folder_facts(newest, length)
+    records = last_records(folder)
+    run: dict[str, Any] = {"checkpoint": newest.name if newest else None}
+    for kind in ("train", "validation"):
+        if kind in records:
+            run[kind] = {key: value for key, value in records[kind].items() if key != "kind"}
+    return {**facts, "kind": "run", "name": str(folder), "run": run}
+
+
+def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Architecture, int | None, int]:
+    """A run's model, vocabulary and tokens; problems that would stop it at its start are added to `problems`."""
+    try:
+        loaded = decode_recipe(data)
+    except BraidError as error:
+        raise BraidError(error.what, name) from error
+    tokens = None
+    with collecting(problems):
+        tokens = _tokenizer_size(data_of(loaded.recipe), problems)
+    architecture, vocab_size = loaded.architecture, loaded.vocab_size
+    if architecture is None:
+        config = open_model(str(loaded.recipe.start_from), "braid").config
+        architecture, vocab_size = config.decoded, config.vocab_size
+    if vocab_size and tokens and tokens > vocab_size:
+        problems.append(f"the tokenizer has {tokens:,} tokens, the model a vocabulary of {vocab_size:,}")
+    length = loaded.recipe.data.length
+    if length > architecture.context:
+        has = "learned positions" if architecture.positions.kind == "learned" else "tokens of context"
+        problems.append(f"data.length is {length}, and the model has {architecture.context} {has}")
+    training = loaded.recipe.training
+    budget = tokens_of(training.budget, training.batch * training.accumulation * length)
+    return architecture, vocab_size or tokens, budget
+
+
+def _tokenizer_size(config: DataConfig, problems: list[str]) -> int | None:
+    """The vocabulary size of a run's tokenizer, where it is known without fetching or training it."""
+    packed = {name: spec.path for name, spec in config.sets.items() if spec.path is not None}
+    missing = {name: path for name, path in packed.items() if not is_packed(path)}
+    problems += [f"data.sets.{name}.path: {path} is not a packed data set" for name, path in missing.items()]
+    for path in packed.values():
+        return PackedData(path).manifest.vocab_size if not missing else None
+    kind = config.tokenizer.kind
+    if kind == "bpe":
+        return config.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
+    return load_tokenizer(kind).vocab_size if kind == "bytes" or Path(kind).exists() else None

@@ -1,26 +1,43 @@
-"""A study: several models on the same data, and what must hold between them.
+"""A study: a graph of named steps on the same data. Every step makes a model, and says which models it reads.
 
 Models trained from scratch on everything, on the same batches, are compared with each other (MoEP's experiment), with
-paths trained apart on a share of their own domain, which are then composed and trained on the rest of all domains
-(PaPaformer's), and with variants: what edits and further training make of a trained model (ModuleFormer's).
+paths trained apart on the text that their owners keep, which are then composed and trained on the rest of all domains
+(PaPaformer's), and with what edits and further training make of a trained model (ModuleFormer's).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from braidlm.core.errors import BraidError, check_folder_name, did_you_mean
+from braidlm.core.models.presets import RecipeModel
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.order import orders
-from braidlm.model.config.ranges import Length, Positive, Seed
+from braidlm.evals.evaluated_model import Settings
+from braidlm.evals.task_data import VARIABLE, find_data
+from braidlm.evals.tasks import TASKS
+from braidlm.evals.tasks.task import expand
+from braidlm.model.config.ranges import Length, Positive, Range, Seed
 from braidlm.model.config.registry import Choice, inherit
 from braidlm.model.config.strict import PartOf
-from braidlm.studies.phases import AverageSpec, ComposedSpec, DistilledSpec, PathsSpec, Phase, VariantSpec, WholeSpec
-from braidlm.studies.tasks import TasksConfig
+from braidlm.studies.steps import (
+    TRAINING_KEYS,
+    AverageStep,
+    ComposeStep,
+    DistilStep,
+    EditStep,
+    Step,
+    StepTraining,
+    TrainStep,
+)
 from braidlm.training.amounts import Amount
 from braidlm.training.config import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
+
+Role = Literal["path", "composed", "whole", "variant", "given", "average", "distilled"]
+"""What a model is in the tables: a `path` is trained from scratch on text that its owner keeps, a `whole` model on
+text that all may read, a `variant` is made of another model, and a `given` one is a folder that a step names."""
 
 
 @dataclass
@@ -47,26 +64,58 @@ class StudyTraining(TrainingConfig):
 
 
 @dataclass
+class StepOptions(StudyTraining):
+    """The options of one step's training, with the keys that a step has beside them."""
+
+    other_keys: ClassVar[tuple[str, ...]] = TRAINING_KEYS
+
+
+@dataclass
+class TasksConfig:
+    """What every model of a study is evaluated on, as `braid eval` does it."""
+
+    names: list[str]
+    """Tasks and suites of `braid list tasks`."""
+    data: str | None = None
+    """The folder in which tasks look for their data; by default that of `braid eval`."""
+    settings: Settings = field(default_factory=Settings)
+    """Settings of tasks that have some."""
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise BraidError("names: there is no task")
+        for name in expand(self.names):
+            TASKS[name]  # raises an error that suggests the nearest name
+
+    def check(self) -> None:
+        """Raise an error for data that is missing, before any model is trained."""
+        where = f"Say where data is with `tasks.data=FOLDER` (or {VARIABLE}=FOLDER)"
+        find_data(expand(self.names), self.data, {}, f"{where}, or leave the tasks out with `tasks=null`.")
+
+
+class Member(NamedTuple):
+    """A model of an average or a composed model: a step with one of its seeds."""
+
+    step: str
+    seed: int
+
+
+@dataclass
 class Study:
     """Everything about a study."""
 
     domains: dict[str, DataSetConfig]
-    """The data sets, two or more where there are paths; each path is named after its domain."""
+    """The data sets."""
     training: dict[str, Any]
     """As in a recipe, without the budget."""
+    steps: dict[str, Step]
+    """The steps, by the names of the models that they make."""
+    models: dict[str, Any] = field(default_factory=dict)
+    """Architectures that steps name."""
+    kept: Annotated[float, Range(above=0, below=1)] | None = None
+    """How much of each domain its owner keeps: `text: kept` reads that, and `text: shared` the rest."""
     epochs: Positive = 1.0
-    """How often each run sees its share of the data; with `words_per_epoch`, how many such epochs of words."""
-    whole: dict[str, WholeSpec] = field(default_factory=dict)
-    """Models trained from scratch, by name: an architecture, or one as `model` with options of its own."""
-    paths: PathsSpec | None = None
-    composed: dict[str, ComposedSpec] = field(default_factory=dict)
-    """Composed models, by name."""
-    variants: dict[str, VariantSpec] = field(default_factory=dict)
-    """What edits and further training make of trained models, by name."""
-    averages: dict[str, AverageSpec] = field(default_factory=dict)
-    """Averages of models that were trained apart, by name."""
-    distilled: dict[str, DistilledSpec] = field(default_factory=dict)
-    """Models that learn from averages, by name: students of an average, which may have several."""
+    """How often each training reads its text; with `words_per_epoch`, how many such epochs of words."""
     name: str = "study"
     """The study's folder is `runs/NAME` unless `out` says otherwise."""
     out: str | None = None
@@ -88,195 +137,213 @@ class Study:
             raise BraidError("domains: name at least one data set")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise BraidError(f"seeds: give at least one, each once, got {self.seeds}")
-        for name, composed in self.composed.items():
-            if composed.members is None and self.paths is None:
-                raise BraidError(f"composed.{name}: there are no paths to compose; give `paths`, or its `members`")
-        readers: dict[str, WholeSpec | DistilledSpec] = {f"whole.{name}": spec for name, spec in self.whole.items()}
-        readers |= {f"distilled.{name}": spec for name, spec in self.distilled.items()}
-        for where, spec in readers.items():
-            if spec.text == "shared" and self.paths is None:
-                raise BraidError(f"{where}.text: there are no paths that leave text to others; give `paths`")
-        if self.paths is not None and len(self.domains) < 2:
-            raise BraidError("paths: at least two domains are needed, one for each path")
-        if not self.whole and self.paths is None and not self.variants:
-            raise BraidError("nothing to train: give `whole` models, `paths` or `variants`")
+        if not self.steps:
+            raise BraidError("steps: nothing to do: name at least one step")
         check_folder_name("name", self.name)
         for name in self.domains:
             check_folder_name("domains", name)
-        self._check_names()
-        self._check_domains()
-        self._check_starts()
-        self._check_seeds()
-        self._check_members()
-        self._check_averages()
-        self._check_distilled()
+        self._raise(self._check)
+        self.order = list(self._sorted())
+        self._raise(self._check_seeds)
 
-    def _check_names(self) -> None:
-        """Each model has a folder of its own."""
-        kinds: dict[str, Iterable[str]] = {
-            "a path": self.domains if self.paths is not None else (),
-            "a whole model": self.whole,
-        }
-        kinds |= {"a composed one": self.composed, "a variant": self.variants, "an average": self.averages}
-        kinds |= {"a distilled one": self.distilled}
-        taken: dict[str, str] = {}
-        for kind, names in kinds.items():
-            for name in names:
-                check_folder_name("the name of a model", name)
-                if name in taken:
-                    raise BraidError(f"'{name}' is the name of {taken[name]} and of {kind}")
-                taken[name] = kind
+    def _raise(self, check: Callable[[str], Iterator[str]]) -> None:
+        """Tell the problems of all steps in one error; each begins with the part of the key after the step's name."""
+        if problems := [f"steps.{name}{problem}" for name in self.steps for problem in check(name)]:
+            raise BraidError("\n".join(problems))
 
-    def _check_domains(self) -> None:
-        """Whole models and variants are trained on domains that exist."""
-        trained = {f"whole.{name}": spec.domains for name, spec in self.whole.items()}
-        trained |= {f"variants.{name}": spec.domains for name, spec in self.variants.items()}
-        unknown = [
-            f"{where}.domains: there is no domain '{domain}'.{did_you_mean(domain, self.domains)}"
-            for where, domains in trained.items()
-            for domain in domains or ()
-            if domain not in self.domains
-        ]
-        empty = [f"{w}.domains: name at least one" for w, d in trained.items() if w.startswith("whole") and d == []]
-        if unknown or empty:
-            raise BraidError("\n".join(unknown + empty))
+    def _check(self, name: str) -> Iterator[str]:
+        """What is wrong with the names that a step has."""
+        step = self.steps[name]
+        check_folder_name("the name of a step", name)
+        for domain in (step.train.domains if step.train is not None else None) or ():
+            if domain not in self.domains:
+                yield f".train.domains: there is no domain '{domain}'.{did_you_mean(domain, self.domains)}"
+        if step.train is not None and step.train.text != "all" and self.kept is None:
+            yield f".train.text: how much text is {step.train.text} is not said; give the study `kept: 0.6`"
+        if isinstance(step, DistilStep) and step.distil.teacher in self.steps and self.model_of(name) is None:
+            yield f".model: missing; '{step.distil.teacher}' was not trained with an architecture of its own"
+        for other in step.reads:
+            key = ".distil.teacher" if isinstance(step, DistilStep) else f".{step.kind}"
+            if other == name:
+                yield ": it reads itself"
+            elif other not in self.steps:
+                if not hasattr(step, "of"):  # `of` may name a folder
+                    yield f"{key}: there is no step '{other}'.{did_you_mean(other, self.steps)}"
+            elif isinstance(step, (ComposeStep, AverageStep)) and self._is_edited(other):
+                yield f"{key}: '{other}' is edited, and what it becomes is not known before it is made"
 
-    def _check_starts(self) -> None:
-        """A variant is made of a model that is there by then."""
-        names = list(self.variants)
-        later = [name for name, spec in self.composed.items() if spec.members is not None]
-        for at, (name, spec) in enumerate(self.variants.items()):
-            if spec.start in names[at:]:
-                raise BraidError(
-                    f"variants.{name}.start: '{spec.start}' is not made yet",
-                    todo="A variant stands before those that are made of it.",
-                )
-            if spec.start in later:
-                raise BraidError(f"variants.{name}.start: '{spec.start}' has members, and is made after all variants")
+    def _is_edited(self, name: str) -> bool:
+        """Whether a model is edited, or made of one that is; a circle of names is found elsewhere."""
+        seen: list[str] = []
+        while name in self.steps and name not in seen:
+            step = self.steps[name]
+            if isinstance(step, EditStep):
+                return True
+            seen.append(name)
+            name = (getattr(step, "of", None) or "") if isinstance(step, TrainStep) else ""
+        return False
 
-    def _check_seeds(self) -> None:
-        """A model that is trained with some seeds alone has some of the study's."""
-        for where, spec in (("paths", self.paths), *((f"whole.{name}", spec) for name, spec in self.whole.items())):
-            own = None if spec is None else spec.seeds
-            if own is not None and (not own or set(own) - set(self.seeds)):
-                raise BraidError(f"{where}.seeds: expected some of the study's, {self.seeds}, got {own}")
+    def _sorted(self) -> Iterator[str]:
+        """The steps in the order of the recipe, but each after those that it reads."""
+        done: list[str] = []
 
-    def _check_members(self) -> None:
-        """Averages and composed models have members whose architecture is known, each once."""
-        trained = [*(self.domains if self.paths is not None else ()), *self.whole]
-        for name, variant in self.variants.items():  # each stands after what it is made of
-            trained += [name] if not variant.edits and variant.start in trained else []
-        made = {f"averages.{name}.members": spec.members for name, spec in self.averages.items()}
-        made |= {f"composed.{name}.members": spec.members or [] for name, spec in self.composed.items()}
-        for where, members in made.items():
-            for member in members:
-                if member not in trained:
-                    raise BraidError(
-                        f"{where}: there is no path, whole model or variant without edits '{member}'."
-                        f"{did_you_mean(member, trained)}"
-                    )
-            if len(set(members)) < len(members):
-                raise BraidError(f"{where}: each is named once; `seeds` says how often it is trained")
-        for name, composed in self.composed.items():
-            if composed.members is not None and len(composed.members) < 2:
-                raise BraidError(f"composed.{name}.members: name at least two")
-            if not self.seeds_of(name):
-                raise BraidError(f"composed.{name}.members: no seed is that of every member")
+        def visit(name: str, above: tuple[str, ...]) -> Iterator[str]:
+            if name in above:
+                raise BraidError(f"steps.{name}: steps read each other in a circle: {' -> '.join((*above, name))}")
+            if name not in done:
+                for other in self.inputs(name):
+                    yield from visit(other, (*above, name))
+                done.append(name)
+                yield name
 
-    def _check_averages(self) -> None:
-        """An average is one of at least two members."""
-        for name, spec in self.averages.items():
-            seeds = [self.seeds_of(member) for member in spec.members]
-            if spec.seeds == "each" and any(own != seeds[0] for own in seeds):
-                raise BraidError(f"averages.{name}: an average for each seed needs members of the same seeds")
-            if (sum(map(len, seeds)) if spec.seeds == "all" else len(seeds)) < 2:
-                raise BraidError(
-                    f"averages.{name}: an average has at least two members",
-                    todo="Give the study several seeds, or name several members.",
-                )
+        for name in self.steps:
+            yield from visit(name, ())
 
-    def _check_distilled(self) -> None:
-        """A distilled model learns from an average that there is, with the seeds of one that is made for each seed."""
-        for name, spec in self.distilled.items():
-            if spec.teacher not in self.averages:
-                raise BraidError(
-                    f"distilled.{name}.teacher: there is no average '{spec.teacher}'."
-                    f"{did_you_mean(spec.teacher, self.averages)}"
-                )
-            own = self.seeds_of_average(spec.teacher)
-            if spec.seeds is not None and (not spec.seeds or set(spec.seeds) - set(own or spec.seeds)):
-                expected = "at least one" if own is None else f"some of the average's, {own}"
-                raise BraidError(f"distilled.{name}.seeds: expected {expected}, got {spec.seeds}")
+    def _check_seeds(self, name: str) -> Iterator[str]:
+        """What is wrong with the seeds of a step."""
+        step, own = self.steps[name], self.steps[name].seeds
+        if isinstance(step, AverageStep):
+            seeds = [self.seeds_of(member) for member in step.average]
+            if step.seeds == "each" and any(one != seeds[0] for one in seeds):
+                yield ": an average for each seed needs members of the same seeds"
+            elif len(self.members(name)) < 2:
+                yield ": an average has at least two members. Give the study several seeds, or name several members."
+            return
+        possible = self._possible_seeds(name)
+        if own is not None and (not own or (possible is not None and set(own) - set(possible))):
+            yield f".seeds: expected {'at least one' if possible is None else f'some of {possible}'}, got {own}"
+        elif not self.seeds_of(name):
+            yield f".{step.kind}: no seed is that of every model that it reads"
 
-    @property
-    def model_names(self) -> list[str]:
-        """The models that a variant may be made of."""
-        paths = list(self.domains) if self.paths is not None else []
-        composed = [name for name, spec in self.composed.items() if spec.members is None]
-        return [*paths, *composed, *self.whole, *self.variants]
+    def _possible_seeds(self, name: str) -> list[int] | None:
+        """The seeds that a step could be done with; None if any."""
+        step = self.steps[name]
+        read = [self.seeds_of(other) for other in self.inputs(name) if not self.is_once(other)]
+        if isinstance(step, DistilStep):
+            return read[0] if read else None
+        return [seed for seed in self.seeds if all(seed in seeds for seeds in read)]
 
-    def parts_of(self, composed: str) -> list[str]:
-        """What a composed model is made of, in the order in which these are made."""
-        members = self.composed[composed].members
-        return list(self.domains) if members is None else [name for name in self.model_names if name in members]
+    def inputs(self, name: str) -> list[str]:
+        """The steps that a step reads."""
+        return [other for other in self.steps[name].reads if other in self.steps]
 
-    def base_of(self, variant: str) -> str:
+    def before(self, name: str) -> list[str]:
+        """The steps that must be done for a step, itself not included; those of a teacher are not counted."""
+        if isinstance(self.steps[name], DistilStep):
+            return []
+        return list(dict.fromkeys(one for other in self.inputs(name) for one in (*self.before(other), other)))
+
+    def is_once(self, name: str) -> bool:
+        """Whether a step makes one model of all seeds."""
+        step = self.steps[name]
+        return isinstance(step, AverageStep) and step.seeds == "all"
+
+    def is_late(self, name: str) -> bool:
+        """Whether a step needs every seed of others."""
+        return self.is_once(name) or any(map(self.is_late, self.inputs(name)))
+
+    def seeds_of(self, name: str) -> list[int]:
+        """The seeds that a step is done with; of one average of all seeds, those of its members."""
+        step = self.steps[name]
+        if isinstance(step, AverageStep):
+            found = {seed for member in step.average for seed in self.seeds_of(member)}
+            return [seed for seed in self.seeds if seed in found]
+        possible = self._possible_seeds(name)
+        if possible is None:
+            return step.seeds or self.seeds
+        return [seed for seed in possible if step.seeds is None or seed in step.seeds]
+
+    def members(self, name: str) -> list[Member]:
+        """The models of an average or a composed model, by seed, then by step; where it is made for each seed, those of
+        the first."""
+        seeds = self.seeds_of(name) if self.is_once(name) else self.seeds_of(name)[:1]
+        return [Member(one, seed) for seed in seeds for one in self.steps[name].reads if seed in self.seeds_of(one)]
+
+    def path_names(self, name: str) -> list[str]:
+        """The names that the models of an average or a composed model have in it."""
+        members = self.members(name)
+        if len({member.seed for member in members}) == 1:
+            return [member.step for member in members]
+        if len(self.steps[name].reads) == 1:
+            return [f"seed_{member.seed}" for member in members]
+        return [f"{member.step}_{member.seed}" for member in members]
+
+    def path_of_domains(self, name: str) -> dict[str, str] | None:
+        """The path of an average or a composed model that was trained on each domain alone, where its name is another.
+
+        None where a domain has no such path, or several.
+        """
+        names = self.path_names(name) if isinstance(self.steps[name], (AverageStep, ComposeStep)) else []
+        found = {}
+        for domain in self.domains if names else ():
+            own = [one for one in names if one in self.steps and self.domains_of(one) == [domain]]
+            if domain in names:
+                continue
+            if len(own) != 1:
+                return None
+            found[domain] = own[0]
+        return found
+
+    def role(self, name: str) -> Role:
+        """What the model of a step is in the tables."""
+        step = self.steps[name]
+        if isinstance(step, TrainStep) and step.of is None:
+            return "path" if self.training_of(name).text == "kept" else "whole"
+        roles: dict[str, Role] = {"compose": "composed", "average": "average", "distil": "distilled"}
+        return roles.get(step.kind, "variant")
+
+    def base_of(self, name: str) -> str:
         """Where a variant comes from in the end: a model of the study that is none, or a folder."""
-        start = self.variants[variant].start
-        return self.base_of(start) if start in self.variants else start
+        of = getattr(self.steps[name], "of", None) if name in self.steps else None
+        return name if of is None else self.base_of(of)
 
-    def line_of(self, model: str) -> list[str]:
-        """A model after those of the study that it was trained on from."""
-        start = self.variants[model].start if model in self.variants else None
-        return [*(self.line_of(start) if start in self.model_names else []), model]
+    def model_of(self, name: str) -> RecipeModel | None:
+        """The architecture that a step is trained with: its own, or that of what it trains on, or its teacher's, and of
+        an average that of its first member; None where it follows from composing, edits or a folder."""
+        step = self.steps.get(name)
+        if isinstance(step, (TrainStep, DistilStep)):
+            own: RecipeModel | None = step.model
+            return own if own is not None else self.model_of(step.reads[0])
+        return self.model_of(step.average[0]) if isinstance(step, AverageStep) else None
 
-    def seeds_of(self, model: str) -> list[int]:
-        """The seeds that a path, a composed or a whole model is trained with, or a variant of one."""
-        if model in self.variants:
-            base = self.base_of(model)
-            return self.seeds_of(base) if base in self.model_names else self.seeds
-        if model in self.composed:
-            parts = [self.seeds_of(part) for part in self.parts_of(model)]
-            return [seed for seed in self.seeds if all(seed in seeds for seeds in parts)]
-        spec = self.whole.get(model, self.paths)
-        own = None if spec is None else spec.seeds
-        return [seed for seed in self.seeds if own is None or seed in own]
+    def training_of(self, name: str) -> StepTraining:
+        """The training of a step that has one."""
+        train = self.steps[name].train
+        assert train is not None
+        return train
 
-    def seeds_of_average(self, name: str) -> list[int] | None:
-        """The seeds that an average is made for, each of its own; None of one that is made of all seeds."""
-        spec = self.averages[name]
-        return self.seeds_of(spec.members[0]) if spec.seeds == "each" else None
+    def domains_of(self, name: str) -> list[str]:
+        """The domains that a step is trained on."""
+        step = self.steps[name]
+        if step.train is None:
+            return []
+        if step.train.domains is None and isinstance(step, DistilStep):
+            return self.known_domains(step.distil.teacher)
+        return list(self.domains if step.train.domains is None else step.train.domains)
 
-    def seeds_of_distilled(self, name: str) -> list[int]:
-        """The seeds that a distilled model is trained with."""
-        spec = self.distilled[name]
-        return spec.seeds or self.seeds_of_average(spec.teacher) or self.seeds
+    def known_domains(self, name: str) -> list[str]:
+        """The domains that a model has read, also in what it is made of."""
+        read = {*self.domains_of(name), *(one for other in self.inputs(name) for one in self.known_domains(other))}
+        return [domain for domain in self.domains if domain in read]
 
-    def domains_of(self, spec: WholeSpec | VariantSpec) -> list[str]:
-        """The domains that a model is trained on."""
-        return list(self.domains) if spec.domains is None else list(spec.domains)
+    def part_of_text(self, name: str) -> tuple[float, float]:
+        """Where the text that a step reads begins and ends in each of its domains."""
+        kept = 0.0 if self.kept is None else self.kept
+        return {"all": (0.0, 1.0), "kept": (0.0, kept), "shared": (kept, 1.0)}[self.training_of(name).text]
 
-    def begin_of(self, spec: WholeSpec | DistilledSpec) -> float:
-        """Where the text that a model reads begins in each of its domains."""
-        return 0.0 if spec.text == "all" else self.shared_from
+    def epochs_of(self, name: str) -> float:
+        """How often a step reads its text, unless it has a budget."""
+        own = self.training_of(name).epochs
+        return self.epochs if own is None else own
 
-    @property
-    def shared_from(self) -> float:
-        """Where the text begins that paths leave to composed models; without paths that is all of it."""
-        return 0.0 if self.paths is None else self.paths.share
+    def options_of(self, name: str) -> dict[str, Any]:
+        """The options of `training` with a step's own."""
+        merged: dict[str, Any] = inherit(self.training, self.training_of(name).options)
+        return merged
 
     @property
     def folder(self) -> Path:
         return Path(self.out or f"runs/{self.name}")
-
-    def epochs_of(self, phase: Phase) -> float:
-        """How often a phase sees its share of the data, unless it has a budget."""
-        return self.epochs if phase.epochs is None else phase.epochs
-
-    def training_of(self, phase: Phase) -> dict[str, Any]:
-        """The options of `training` with a phase's own."""
-        merged: dict[str, Any] = inherit(self.training, phase.training)
-        return merged
 
     @property
     def data_config(self) -> DataConfig:

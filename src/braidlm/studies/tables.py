@@ -1,13 +1,15 @@
 """The tables of a study, as rows of text: for the terminal, for Markdown and CSV files, and for the page."""
 
+from collections.abc import Sequence
 from statistics import mean
 
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
-from braidlm.core.report.table import Table
+from braidlm.core.report.report import Table
 from braidlm.evals.babylm.averages import column_mean, published_rows
-from braidlm.studies.models import Kind
 from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
+from braidlm.studies.steps import EditStep
+from braidlm.studies.study import Role
 
 
 def tables(results: StudyResults) -> list[Table]:
@@ -54,13 +56,13 @@ def summary(results: StudyResults) -> Table:
     scores = [f"bits per byte, {half} half" for half in halves] or ["bits per byte"]
     sizes = ["parameters", "FLOPs per token", "words"]
     columns = ["model", "", "seeds", *sizes, *scores, *tasks, "training", "wall clock"]
-    return Table("models", "Every model: what it costs and what it reaches", columns, rows)
+    return _table("models", "Every model: what it costs and what it reaches", columns, rows)
 
 
 def quality(results: StudyResults) -> Table:
     """How well each model predicts each domain."""
     rows = []
-    kinds: tuple[Kind, ...] = ("path", "composed", "whole", "average", "distilled")
+    kinds: tuple[Role, ...] = ("path", "composed", "whole", "average", "distilled")
     for kind in kinds:
         for name in results.names(kind):
             models = results.of(name, kind)
@@ -73,7 +75,7 @@ def quality(results: StudyResults) -> Table:
     columns = ["model", "", "parameters", "tokens", *results.domains, *(["mean"] if len(results.domains) > 1 else [])]
     half = results.study.validation.half
     text = "held-out text" if half is None else f"the {half} half of held-out text"
-    return Table("bits-per-byte", f"Bits per byte on {text} (lower is better)", columns, rows)
+    return _table("bits-per-byte", f"Bits per byte on {text} (lower is better)", columns, rows)
 
 
 def variants(results: StudyResults) -> Table:
@@ -95,7 +97,7 @@ def variants(results: StudyResults) -> Table:
         rows.append([name, how, f"{first.parameters:,}", trainable, *cells, took])
     scores = [column for domain in results.domains for column in (domain, f"{domain}, change")]
     columns = ["model", "made by", "parameters", "trainable", *scores, "training"]
-    return Table("variants", "Bits per byte of the variants, and the change against the base", columns, rows)
+    return _table("variants", "Bits per byte of the variants, and the change against the base", columns, rows)
 
 
 def task_scores(results: StudyResults) -> Table:
@@ -105,7 +107,7 @@ def task_scores(results: StudyResults) -> Table:
         [name, *(over_seeds([m.tasks[task] for m in results.of(name)]).text(digits=2) for task in names)]
         for name in results.names()
     ]
-    return Table("tasks", "Scores on tasks", ["model", *names], rows)
+    return _table("tasks", "Scores on tasks", ["model", *names], rows)
 
 
 def babylm(results: StudyResults) -> Table:
@@ -120,18 +122,21 @@ def babylm(results: StudyResults) -> Table:
     for name, row in published_rows(columns).items():
         rows.append([f"{name}, published", *(f"{row[column]:.2f}" for column in columns), f"{column_mean(row):.2f}"])
     title = "BabyLM 2025 by the columns of Table 1 of the MoEP paper, whose rows are of the challenge's own corpus"
-    return Table("babylm", title, ["model", *columns, "average"], rows)
+    return _table("babylm", title, ["model", *columns, "average"], rows)
 
 
 def _how(results: StudyResults, name: str) -> str:
     """`insert, german 4 : english 1`: a variant's edits and what it was trained on."""
-    spec = results.study.variants[name]
-    words = [spec.start] if spec.start in results.study.variants else []
-    words += [step if isinstance(step, str) else next(iter(step)) for step in spec.edits]
-    if isinstance(spec.domains, dict) and len(spec.domains) > 1:
-        words.append(" : ".join(f"{domain} {share:g}" for domain, share in spec.domains.items()))
-    elif spec.domains:
-        words.append(" + ".join(spec.domains))
+    study = results.study
+    step = study.steps[name]
+    words = [other for other in step.reads if other in study.steps and study.role(other) == "variant"]
+    if isinstance(step, EditStep):
+        words += [edit if isinstance(edit, str) else next(iter(edit)) for edit in step.edit]
+    domains = study.domains_of(name)
+    if step.train is not None and isinstance(step.train.domains, dict) and len(domains) > 1:
+        words.append(" : ".join(f"{domain} {share:g}" for domain, share in step.train.domains.items()))
+    elif domains:
+        words.append(" + ".join(domains))
     return ", ".join(words)
 
 
@@ -146,13 +151,13 @@ def learning(results: StudyResults) -> Table:
         [seen, *(over_seeds(by_name[name]).text() if name in by_name else "–" for name in names)]
         for seen, by_name in rows.items()
     ]
-    return Table("learning", "Bits per byte during the training", [results.unit, *names], cells)
+    return _table("learning", "Bits per byte during the training", [results.unit, *names], cells)
 
 
 def cost(results: StudyResults) -> Table:
     """The size of each model and the cost of its training: FLOPs and wall clock."""
     rows = []
-    kinds: tuple[Kind, ...] = ("path", "composed", "whole", "given", "variant", "average", "distilled")
+    kinds: tuple[Role, ...] = ("path", "composed", "whole", "given", "variant", "average", "distilled")
     for kind in kinds:
         for name in results.names(kind):
             models = results.of(name, kind)
@@ -165,7 +170,7 @@ def cost(results: StudyResults) -> Table:
             wall = duration(sum(walls) / len(walls)) if all(walls) else "–"
             rows.append([name, *(f"{size:,}" for size in sizes), speed, duration(took) if took else "–", wall])
     columns = ["model", "parameters", "active", "FLOPs per token", "tokens/s", "training", "wall clock"]
-    return Table("cost", "Size and speed", columns, rows)
+    return _table("cost", "Size and speed", columns, rows)
 
 
 def training_time(results: StudyResults) -> Table:
@@ -182,13 +187,14 @@ def training_time(results: StudyResults) -> Table:
         }
         apart = " + ".join(map(duration, spent.values()))
         rows.append([name, f"({apart})", duration(second), duration(sum(spent.values()) + second)])
-        lines = [results.study.line_of(part) for part in results.study.parts_of(name)]
+        study = results.study
+        lines = [[*study.before(part), part] for part in study.steps[name].reads]
         first = max(sum(spent[one] for one in line) for line in lines)
         rows.append([f"{name}, paths in parallel", duration(first), duration(second), duration(first + second)])
     for name in results.names("whole"):
         took = _seconds(results.of(name, "whole"))
         rows.append([name, "–", duration(took), duration(took)])
-    return Table("training-time", "Training time", ["model", "stage 1", "stage 2", "total"], rows)
+    return _table("training-time", "Training time", ["model", "stage 1", "stage 2", "total"], rows)
 
 
 def inactive_paths(results: StudyResults) -> Table:
@@ -203,10 +209,14 @@ def inactive_paths(results: StudyResults) -> Table:
             ]
             rows.append([name, path, *costs])
     title = "Bits per byte with every path active, and the change when one is inactive"
-    return Table("silent-paths", title, ["model", "inactive", *results.domains], rows)
+    return _table("silent-paths", title, ["model", "inactive", *results.domains], rows)
 
 
-def kind_label(kind: Kind) -> str:
+def _table(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(columns, rows, name=f"tables/{name}", title=title, keep=1)
+
+
+def kind_label(kind: Role) -> str:
     """A kind of model in the words of tables."""
     return "from scratch" if kind == "whole" else kind
 

@@ -22,7 +22,7 @@ def findings(results: StudyResults, composed: ModelResult, ngrams: Mapping[str, 
     """What the owners of the paths get, what withdrawing a path costs, and what pooling all text would have given."""
     paths = [m for m in results.models if m.kind == "path" and m.seed == composed.seed]
     count = COUNTS.get(len(paths), str(len(paths)))
-    kept = f"{results.study.paths.share:.0%} of their text" if results.study.paths is not None else "text"
+    kept = f"{results.study.kept:.0%} of their text" if results.study.kept is not None else "text"
     found = [
         Finding(f"{count} owners keep {kept} to themselves: what do they get?", _owners(composed, paths, ngrams)),
         Finding("What does it cost when one of them withdraws?", _withdrawal(composed)),

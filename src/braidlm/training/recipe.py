@@ -114,15 +114,14 @@ class LoadedRecipe:
 
 def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:
     """Compose and decode a recipe; every problem in it is in one error."""
-    data = compose_recipe(name, overrides)
+    return decode_recipe(compose_recipe(name, overrides), name)
+
+
+def decode_recipe(data: dict[str, Any], name: str = "NAME") -> LoadedRecipe:
+    """A recipe from plain data, which was composed from the recipe of this name."""
     if is_preset(data):
         advice = f"Use it in a recipe of a run: `defaults: [/models/{Path(name).stem}@model, _self_]`."
         raise BraidError("this is a model without data and training", name, advice)
-    return decode_recipe(data)
-
-
-def decode_recipe(data: dict[str, Any]) -> LoadedRecipe:
-    """A recipe from plain data."""
     problems: list[str] = []
     decoded, model = None, data.get("model")
     if isinstance(model, (dict, RecipeModel)):

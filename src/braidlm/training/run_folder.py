@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 from braidlm.core import console
-from braidlm.core.changes import changes, with_changes
-from braidlm.core.differences import listed
+from braidlm.core.differences import changes, listed, with_changes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_folder, write_text
 from braidlm.core.locks import lock_or_refuse

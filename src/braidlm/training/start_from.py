@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from braidlm.core.changes import changes, with_changes
+from braidlm.core.differences import changes, with_changes
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import check_vocabulary
 from braidlm.core.models.memory import check_training_fits, training_plan

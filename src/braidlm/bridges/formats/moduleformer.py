@@ -12,7 +12,7 @@ from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoi
 from braidlm.bridges.checkpoint import SINGLE_FILE, Checkpoint, Shapes
 from braidlm.bridges.hugging_face import FolderTarget, read_config
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
-from braidlm.core.changes import changes
+from braidlm.core.differences import changes
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import write_json
 from braidlm.core.reading import read_json

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from braidlm.core.changes import changes, with_changes
+from braidlm.core.differences import changes, with_changes
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch, GlobalBatch, cut_at
 from braidlm.data.loading.chunking import Chunking

@@ -41,8 +41,8 @@ def toy(corpus: Path, out: Path, *more: str) -> list[str]:
     changes += ["data.length=32", "data.tokenizer.vocab_size=400", "data.chunking.stride=8"]
     changes += ["data.chunking.words_per_epoch=1000", "epochs=3", "training.batch=4", "training.warmup=2"]
     changes += [f"{key}.every='250 words to 1k, then 1k'" for key in ("checkpoints", "validation")]
-    changes += ["whole.gpt2.width=32", "whole.gpt2.stages[0].block.layers=2"]
-    changes += [f"whole.{name}.stages[2].parallel.layers=1" for name in MODELS[1:]]
+    changes += ["models.gpt2.width=32", "models.gpt2.stages[0].block.layers=2"]
+    changes += [f"models.{name}.stages[2].parallel.layers=1" for name in MODELS[1:]]
     return [*changes, *more]
 
 
@@ -76,12 +76,12 @@ def test_tables_2_and_3_of_the_paper() -> None:
     assert (made["data"]["length"], made["data"]["tokenizer"]["vocab_size"]) == (512, 16_384)
     assert made["checkpoints"] == {"every": "1M words to 10M, then 10M", "keep": None}
     assert made["validation"]["every"] == made["checkpoints"]["every"]
-    for model in made["whole"].values():
+    for model in made["models"].values():
         assert (model["positions"]["kind"], model["tie_embeddings"], model["context"]) == ("learned", True, 512)
         assert (model["initialisation"]["kind"], model["initialisation"]["std"]) == ("normal", 0.02)
         assert model["dropout"] == 0.1 or model["dropout"]["embedding"] == 0.1
     for name in MODELS[1:]:
-        stages = made["whole"][name]["stages"]
+        stages = made["models"][name]["stages"]
         routed = stages[2]["parallel"]
         assert (routed["layers"], len(routed["paths"]), routed["join"]["kind"]) == (10, 4, "routed")
         assert routed["join"]["losses"] == {"switch": 0.2}
@@ -92,11 +92,11 @@ def test_tables_2_and_3_of_the_paper() -> None:
 
 
 def test_one_key_gives_the_width_of_every_model() -> None:
-    made = encode(load_study(RECIPE, ["whole.gpt2.width=64", "data.tokenizer.vocab_size=4096", "data.length=128"]))
-    for model in made["whole"].values():
+    made = encode(load_study(RECIPE, ["models.gpt2.width=64", "data.tokenizer.vocab_size=4096", "data.length=128"]))
+    for model in made["models"].values():
         assert (model["width"], model["vocab_size"], model["context"]) == (64, 4096, 128)
-    without_gpt2 = {name: load_study(name, ["~whole.gpt2"]).whole for name in (RECIPE, f"{RECIPE}-cpu")}
-    widths = {name: {m.model.architecture.width for m in models.values()} for name, models in without_gpt2.items()}
+    without_gpt2 = {name: load_study(name, ["~steps.gpt2"]) for name in (RECIPE, f"{RECIPE}-cpu")}
+    widths = {name: {m.architecture.width for m in map(one.model_of, one.steps)} for name, one in without_gpt2.items()}
     assert widths == {RECIPE: {384}, f"{RECIPE}-cpu": {64}}
 
 
@@ -183,7 +183,7 @@ def test_what_would_be_said_twice_is_said_once(results: StudyResults) -> None:
     assert quality(results).columns[-1] == "english", "the mean of one domain is that domain"
     ends = replace(results, models=[replace(model, curve=model.curve[-1:]) for model in results.models])
     names = [[table.name for table in tables(each)] for each in (results, ends)]
-    assert names[0] == [*names[1][:1], "learning", *names[1][1:]], "one validation is no learning curve"
+    assert names[0] == [*names[1][:1], "tables/learning", *names[1][1:]], "one validation is no learning curve"
 
 
 def test_size_speed_and_wall_clock_stand_side_by_side(results: StudyResults) -> None:
@@ -203,12 +203,12 @@ def test_one_model_alone_and_then_the_others(
     results: StudyResults, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus = Path(results.study.domains["english"].folder or "")
-    alone = load_study(RECIPE, toy(corpus, tmp_path / "out", "~whole.moep", "~whole.moep_swiglu"))
+    alone = load_study(RECIPE, toy(corpus, tmp_path / "out", "~steps.moep", "~steps.moep_swiglu"))
     first = run_study(alone, device="cpu")
     assert [entry.name for entry in first] == ["gpt2"]
     assert first[0].run.model.parts[-4:-1] == ("seed-42", "gpt2", "checkpoints")
     capsys.readouterr()
-    more = run_study(load_study(RECIPE, toy(corpus, tmp_path / "out", "~whole.moep_swiglu")), device="cpu")
+    more = run_study(load_study(RECIPE, toy(corpus, tmp_path / "out", "~steps.moep_swiglu")), device="cpu")
     assert [entry.name for entry in more] == ["gpt2", "moep"]
     assert "gpt2 is finished already" in capsys.readouterr().out
 
@@ -227,7 +227,7 @@ def test_a_corpus_smaller_than_an_epoch_is_told_with_its_numbers(
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus", "train", stories=2)
     small = ["data.chunking.stride=32", "data.chunking.words_per_epoch=5000", "epochs=0.1"]
-    more = ["~whole.moep", "~whole.moep_swiglu", "checkpoints.every='1k words'", "validation.every='1k words'"]
+    more = ["~steps.moep", "~steps.moep_swiglu", "checkpoints.every='1k words'", "validation.every='1k words'"]
     models = run_study(load_study(RECIPE, toy(corpus, tmp_path / "out", *small, *more)), device="cpu")
     output = capsys.readouterr()
     assert "and an epoch should show 5,000: epochs repeat sooner." in output.err

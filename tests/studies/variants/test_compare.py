@@ -17,11 +17,11 @@ import braidlm
 from braidlm.cli.main import main
 from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError
+from braidlm.core.report.report import cell_text
 from braidlm.opening.names import find_sources
-from braidlm.studies.comparing.compare import compare
-from braidlm.studies.comparing.peak_memory import PeakMemory
-from braidlm.studies.comparing.report import comparison_columns, comparison_rows
-from braidlm.studies.comparing.results import Comparison
+from braidlm.studies.variants.compare import compare
+from braidlm.studies.variants.comparison import Comparison, comparison_table
+from braidlm.studies.variants.peak_memory import PeakMemory
 from braidlm.training.loop import Trainer
 from braidlm.training.step.step import Stepper
 
@@ -118,9 +118,8 @@ def test_the_first_record_is_a_warm_up(compared: tuple[Comparison, Any]) -> None
 
 def test_the_table_and_the_files(compared: tuple[Comparison, Any]) -> None:
     comparison = compared[0]
-    rows = comparison_rows(comparison)
+    rows = [list(map(cell_text, row)) for row in comparison_table(comparison).rows]
     assert [row[0] for row in rows] == ["small", "wide"]
-    assert all(len(row) == len(comparison_columns(comparison)) for row in rows)
     assert (rows[0][-1], rows[1][-1][-1]) == ("–", "%")
     table = list(csv.DictReader((comparison.folder / "compare.csv").open()))
     assert [int(row["parameters"]) for row in table] == [model.parameters for model in comparison.models]
@@ -208,7 +207,7 @@ def test_other_batches_are_refused(changes: dict[str, Any], problem: str, cache:
 
 def test_what_makes_no_batch_may_differ(cache: Path) -> None:
     """Steps of checkpoints cut nothing, and the cache is only a place."""
-    from braidlm.studies.comparing.sameness import check_same_batches
+    from braidlm.studies.variants.compare import check_same_batches
     from braidlm.training.recipe import decode_recipe
 
     other = recipe(cache / "elsewhere", "b", checkpoints={"every": "3 steps"}, training={"dropout": "early"})

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.training.sweeps.run_record import RunRecord, read_runs
-from braidlm.training.sweeps.run_table import gather_runs, run_table
+from braidlm.studies.variants.run_record import RunRecord, read_runs
+from braidlm.studies.variants.run_table import gather_runs, run_table
 from braidlm.training.train import train
 from tests.training.tiny_runs import records, tiny_recipe
 

@@ -10,7 +10,7 @@ import torch
 
 from braidlm.core import console
 from braidlm.core.devices import choose_device, device_name
-from braidlm.core.differences import differences
+from braidlm.core.differences import as_yaml, differences
 from braidlm.core.errors import BraidError, check_folder_name, collecting
 from braidlm.core.files import write_json
 from braidlm.core.models.accounting import skeleton
@@ -18,17 +18,16 @@ from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.runs import read_metrics
 from braidlm.core.reading import read_json
 from braidlm.core.recipes import compose_recipe
-from braidlm.core.report import figures
+from braidlm.core.report.write import check_drawing, write
 from braidlm.data.loading.open_data import open_data
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.strict import encode
 from braidlm.opening.names import StrPath
-from braidlm.studies.comparing.peak_memory import PeakMemory
-from braidlm.studies.comparing.report import write_comparison
-from braidlm.studies.comparing.results import Comparison, measured
-from braidlm.studies.comparing.sameness import check_same_batches
 from braidlm.studies.decoding import is_study
-from braidlm.training.recipe import LoadedRecipe, Recipe, decode_recipe, load_recipe
+from braidlm.studies.variants.comparison import PAGE, Comparison, comparison_report, measured
+from braidlm.studies.variants.peak_memory import PeakMemory
+from braidlm.training.recipe import LoadedRecipe, Recipe, decode_recipe
 from braidlm.training.run_folder import check_folder, identity
 from braidlm.training.start_from import data_of
 from braidlm.training.train import Run, train
@@ -52,7 +51,7 @@ def compare(
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise BraidError("a comparison runs in one process", todo="Train its recipes one by one, then `braid eval`.")
-    figures.check_drawing()
+    check_drawing()
     loaded = _load(recipes, overrides)
     check_same_batches(loaded)
     first = next(iter(loaded.values())).recipe
@@ -67,7 +66,7 @@ def compare(
     models = [measured(name, run, peaks.get(name), first.data.length) for name, run in runs.items()]
     kept = {name: identity(content, content) for name, content in contents.items()}
     comparison = Comparison(Path(out), models, _settings(first, place), differences(kept))
-    write_comparison(comparison, contents)
+    write(comparison_report(comparison, contents), out, PAGE)
     return comparison
 
 
@@ -101,9 +100,10 @@ def _load_one(recipe: str | dict[str, Any], overrides: list[str] | None) -> Load
         if overrides:
             raise BraidError("overrides change a recipe that is named; change the content itself")
         return decode_recipe(recipe)
-    if is_study(compose_recipe(recipe, overrides)):
+    data = compose_recipe(recipe, overrides)
+    if is_study(data):
         raise BraidError("this is a study, which compares its own models: `braid train` runs it")
-    return load_recipe(recipe, overrides)
+    return decode_recipe(data, recipe)
 
 
 def _check(
@@ -172,3 +172,39 @@ def _settings(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         "seed": recipe.seed,
         "device": f"{device_name(device)}, torch {torch.__version__}",
     }
+
+
+def check_same_batches(recipes: Mapping[str, LoadedRecipe]) -> None:
+    """Refuse recipes that would not be trained, step by step, on the same batches."""
+    # A batch is cut where a checkpoint by words or tokens is due; those by steps cut nothing.
+    cut = any(loaded.recipe.checkpoints.every.unit != "steps" for loaded in recipes.values())
+    different = differences({name: _what_makes_batches(loaded, cut) for name, loaded in recipes.items()})
+    if different:
+        lines = [f"{path}: {_listed(values)}" for path, values in different.items()]
+        raise BraidError(
+            "\n  ".join(["these recipes would not see the same batches:", *lines]),
+            todo="Nothing was started. An override is for all recipes, so that `KEY=VALUE` makes them equal.",
+        )
+
+
+def _what_makes_batches(loaded: LoadedRecipe, cut: bool) -> dict[str, Any]:
+    """The values of a recipe that decide on its batches; `cut` says whether checkpoints may."""
+    recipe = loaded.recipe
+    data = {key: value for key, value in encode(data_of(recipe)).items() if key != "cache"}
+    training = {key: encode(getattr(recipe.training, key)) for key in ("batch", "accumulation", "lengths", "budget")}
+    held_out = {"tokens": recipe.validation.tokens, "half": recipe.validation.half}
+    same = {"seed": recipe.seed, "data": data, "training": training, "validation": held_out}
+    return same | ({"checkpoints": {"every": encode(recipe.checkpoints.every)}} if cut else {})
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    """`16 in a and b, 8 in c`."""
+    named: dict[str, list[str]] = {}
+    for name, value in values.items():
+        named.setdefault("nothing" if value is None else _quoted(value), []).append(name)
+    return ", ".join(f"{value} in {' and '.join(names)}" for value, names in named.items())
+
+
+def _quoted(value: Any) -> str:
+    """As a recipe has it; a phrase such as `1M words to 10M, then 10M` in quotes, since commas part values too."""
+    return f"'{value}'" if isinstance(value, str) and ", " in value else as_yaml(value)

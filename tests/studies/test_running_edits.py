@@ -14,14 +14,14 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage
 from braidlm.model.config.strict import encode
-from braidlm.studies import editing
+from braidlm.studies import running
 from braidlm.studies.decoding import decode_study
+from braidlm.studies.models import TrainedModel
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import show
 from braidlm.studies.tables import tables, variants
-from braidlm.studies.trained_model import TrainedModel
 from braidlm.training.saving.checkpoints import Checkpoints
 from tests.studies.toy_study import WHOLE_MODEL, toy_study
 
@@ -31,34 +31,35 @@ MODULES: dict[str, Any] = {
     **WHOLE_MODEL,
     "block": {"attention": {"heads": 2}, "feed": {"kind": "mlp", "hidden": 24, **EXPERTS}},
 }
+BASE: dict[str, Any] = {"base": {"model": MODULES, "train": {"domains": ["stories"], "budget": "10 steps"}}}
 VARIANTS: dict[str, Any] = {
-    "tuned": {"start": "base", "domains": ["maths"], "budget": "8 steps"},
+    "tuned": {"of": "base", "train": {"domains": ["maths"], "budget": "8 steps"}},
     "joint": {
-        "start": "base",
-        "domains": {"maths": 4, "stories": 1},
-        "budget": "600 tokens",
-        "training": {"freeze": ["embedding"], "optimizer": {"lr": 1e-3}},
+        "of": "base",
+        "train": {
+            "domains": {"maths": 4, "stories": 1},
+            "budget": "600 tokens",
+            "freeze": ["embedding"],
+            "optimizer": {"lr": 1e-3},
+        },
     },
     "tuned_pruned": {
-        "start": "tuned",
-        "edits": [{"prune": {"text": "maths", "keep": 0.9, "tokens": 400}}],
+        "of": "tuned",
+        "edit": [{"prune": {"text": "maths", "keep": 0.9, "tokens": 400}}],
         "series": "tuned",
     },
     "pruned_tuned": {
-        "start": "base",
-        "edits": [{"prune": {"text": "stories", "keep": 0.9, "tokens": 400}}],
-        "domains": ["maths"],
-        "epochs": 0.05,
+        "of": "base",
+        "edit": [{"prune": {"text": "stories", "keep": 0.9, "tokens": 400}}],
+        "train": {"domains": ["maths"], "epochs": 0.05},
         "series": "pruned",
     },
 }
 
 
-def variants_study(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+def variants_study(tmp_path: Path, variants: dict[str, Any] = VARIANTS, **changes: Any) -> dict[str, Any]:
     """Plain data of a study with a base of stories alone, and variants of it."""
-    whole = {"base": {"model": MODULES, "domains": ["stories"], "budget": "10 steps"}}
-    data = toy_study(tmp_path / "out", tmp_path / "data", whole=whole, variants=VARIANTS, paths=None, composed={})
-    return data | changes
+    return toy_study(tmp_path / "out", tmp_path / "data", steps=BASE | variants, **changes)
 
 
 @pytest.fixture(scope="session")
@@ -154,7 +155,7 @@ def test_files(made: StudyResults) -> None:
     for name in ("stories-maths", "stories-parameters", "maths-parameters"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "What edits and further training make" in (folder / "report.html").read_text()
-    assert tables(made)[0].name == "variants"
+    assert tables(made)[0].name == "tables/variants"
 
 
 def test_the_same_call_again_makes_nothing(made: StudyResults) -> None:
@@ -200,7 +201,7 @@ def test_stopped_anywhere_it_goes_on_as_if_never_stopped(
 
         return stopped
 
-    monkeypatch.setattr(editing, "edit", stopping(editing.edit, lambda kind, start, out: out.name))
+    monkeypatch.setattr(running, "edit", stopping(running.edit, lambda kind, start, out: out.name))
     monkeypatch.setattr(Checkpoints, "save", stopping(Checkpoints.save, lambda self, *_: self.models.parent.name))
     models: dict[str, TrainedModel] = {}
     while not models:
@@ -215,7 +216,7 @@ def test_stopped_anywhere_it_goes_on_as_if_never_stopped(
 
 def test_a_base_that_was_trained_on_makes_its_variants_anew(small: dict[str, Any]) -> None:
     before = {name: (model.model / "model.safetensors").read_bytes() for name, model in _run(small).items()}
-    small["whole"]["base"]["budget"] = "12 steps"
+    small["steps"]["base"]["train"]["budget"] = "12 steps"
     after = _run(small)
     for name in before:
         assert (after[name].model / "model.safetensors").read_bytes() != before[name], name
@@ -228,23 +229,22 @@ def test_a_base_that_was_trained_on_makes_its_variants_anew(small: dict[str, Any
 
 def test_other_options_of_an_edit_and_a_fresh_start(small: dict[str, Any]) -> None:
     first = _run(small)
-    small["variants"] = {**small["variants"], "tuned_pruned": {"start": "tuned", "edits": [{"prune": {
-        "text": "maths", "keep": 0.8, "tokens": 400}}]}}  # fmt: skip
+    small["steps"]["tuned_pruned"]["edit"] = [{"prune": {"text": "maths", "keep": 0.8, "tokens": 400}}]
     second = _run(small)
     lineage = load_lineage(second["tuned_pruned"].model)
     assert lineage is not None
     assert lineage["options"]["keep"] == 0.8
     assert first["tuned"].model == second["tuned"].model
-    created = lineage["created"]
-    fresh = load_lineage(_run(small, fresh=True)["tuned_pruned"].model)
-    assert fresh is not None
-    assert fresh["created"] != created
+    weights = second["tuned_pruned"].model / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    _run(small, fresh=True)
+    assert weights.stat().st_mtime_ns != before
 
 
 def test_a_folder_as_the_start(made: StudyResults, tmp_path: Path) -> None:
     folder = made.of("base")[0].folder
-    given = {"tuned": {"start": str(folder), "domains": ["maths"], "budget": "2 steps"}}
-    data = variants_study(tmp_path, whole={}, variants=given)
+    given = {"tuned": {"of": str(folder), "train": {"domains": ["maths"], "budget": "2 steps"}}}
+    data = variants_study(tmp_path) | {"steps": given}
     data["data"]["cache"] = made.study.data.cache  # the tokenizer is the base's
     results = study(decode_study(data), device="cpu")
     assert [(m.name, m.kind) for m in results.models] == [("base", "given"), ("tuned", "variant")]
@@ -257,7 +257,7 @@ def test_show_lists_variants(tmp_path: Path) -> None:
     facts = show(str(file))
     assert [(row["name"], row["kind"]) for row in facts["models"]][:2] == [("base", "whole"), ("tuned", "variant")]
     assert facts["models"][1]["training"]["tokens"] == 8 * 8 * 32
-    assert "Variants are counted before their edits" in " ".join(facts["notes"])
+    assert "Edited models are counted before their edits" in " ".join(facts["notes"])
 
 
 def test_it_is_written_in_full_and_read_back_the_same(tmp_path: Path) -> None:
@@ -266,27 +266,15 @@ def test_it_is_written_in_full_and_read_back_the_same(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing to do": ({"start": "base"}, "variants.x: nothing is done: give edits, domains"),
-    "an unknown domain": ({"start": "base", "domains": ["math"]}, "no domain 'math'. Did you mean 'maths'?"),
-    "an unknown edit": ({"start": "base", "edits": ["prun"]}, "edits[0]: unknown edit 'prun'. Did you mean 'prune'?"),
+    "nothing to do": ({"of": "base"}, "steps.x: nothing is done: give edits"),
+    "no edit": ({"of": "base", "edit": []}, "steps.x: edit: name at least one edit"),
+    "an unknown domain": ({"of": "base", "train": {"domains": ["math"]}}, "no domain 'math'. Did you mean 'maths'?"),
+    "an unknown edit": ({"of": "base", "edit": ["prun"]}, "edit[0]: unknown edit 'prun'. Did you mean 'prune'?"),
     "an unknown option": (
-        {"start": "base", "edits": [{"prune": {"text": "maths", "thresh": 1}}]},
-        "variants.x.edits[0].prune: unknown key 'thresh'. Did you mean 'threshold'?",
+        {"of": "base", "edit": [{"prune": {"text": "maths", "thresh": 1}}]},
+        "steps.x.edit[0].prune: unknown key 'thresh'. Did you mean 'threshold'?",
     ),
-    "two edits in one": ({"start": "base", "edits": [{"prune": {}, "share": {}}]}, "expected one edit's name"),
-    "training without domains": (
-        {"start": "base", "edits": [{"prune": {"text": "maths", "keep": 0.9}}], "epochs": 1},
-        "variants.x: it is not trained",
-    ),
-    "epochs and budget": (
-        {"start": "base", "domains": ["maths"], "epochs": 1, "budget": "5 steps"},
-        "variants.x: give either epochs or a budget",
-    ),
-    "itself": ({"start": "x", "domains": ["maths"]}, "variants.x.start: 'x' is not made yet"),
-    "a misspelled training key": (
-        {"start": "base", "domains": ["maths"], "training": {"bacth": 3}},
-        "variants.x.training: unknown key 'bacth'. Did you mean 'batch'?",
-    ),
+    "two edits in one": ({"of": "base", "edit": [{"prune": {}, "share": {}}]}, "expected one edit's name"),
 }
 
 
@@ -299,17 +287,17 @@ def test_bad_variants_say_what_is_wrong(case: str, tmp_path: Path) -> None:
 
 
 def test_problems_of_several_variants_are_in_one_error(tmp_path: Path) -> None:
-    specs = {name: {"start": "base", "edits": [{"prune": {"text": "maths", "keep": 7}}]} for name in ("x", "y")}
+    specs = {name: {"of": "base", "edit": [{"prune": {"text": "maths", "keep": 7}}]} for name in ("x", "y")}
     with pytest.raises(BraidError) as caught:
         decode_study(variants_study(tmp_path, variants=specs))
-    assert all(f"variants.{name}.edits[0].prune.keep" in str(caught.value) for name in specs)
+    assert all(f"steps.{name}.edit[0].prune.keep" in str(caught.value) for name in specs)
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"start": "no/such", "domains": ["maths"]}, "variants.x: no/such: there is no such folder"),
-        ({"start": "base", "edits": [{"prune": {"text": "no-such.txt", "keep": 0.9}}]}, "variants.x: no-such.txt"),
+        ({"of": "no/such", "train": {"domains": ["maths"]}}, "steps.x: no/such: there is no such folder"),
+        ({"of": "base", "edit": [{"prune": {"text": "no-such.txt", "keep": 0.9}}]}, "steps.x: no-such.txt"),
     ],
 )
 def test_what_is_missing_is_said_before_any_work(spec: dict[str, Any], message: str, tmp_path: Path) -> None:

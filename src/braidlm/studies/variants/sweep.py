@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from hydra import compose
@@ -23,45 +23,16 @@ from omegaconf import OmegaConf
 from braidlm.core import console
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.files import make_folder, write_json
-from braidlm.core.overrides import quoted
-from braidlm.core.recipes import find_recipe, hydra_in, hydra_overrides, resolved
-from braidlm.training.recipe import load_recipe
+from braidlm.core.hydra_changes import hydra_in
+from braidlm.core.recipes import changed_keys, compose_recipe, find_recipe, hydra_overrides, quoted
+from braidlm.model.config.strict import encode
+from braidlm.studies.decoding import decode_study, is_study
+from braidlm.studies.report import study
+from braidlm.studies.variants.run_record import FAILURES, RunRecord, has_runs, read_runs
+from braidlm.studies.variants.run_table import PAGE, gather_runs, show_runs
+from braidlm.training.recipe import decode_recipe
 from braidlm.training.run_folder import check_folder
-from braidlm.training.sweeps.run_record import FAILURES, RunRecord, has_runs, read_runs
-from braidlm.training.sweeps.run_table import PAGE, gather_runs, show_runs
 from braidlm.training.train import train
-
-
-class SweptRecipe(Protocol):
-    """What a sweep asks of the kind of recipe that it varies."""
-
-    def load(self, recipe: str, overrides: list[str]) -> tuple[Path, dict[str, Any]]:
-        """The folder and the content of a checked recipe."""
-
-    def check(self, folder: Path, content: dict[str, Any], fresh: bool) -> None:
-        """Refuse a folder that holds something else."""
-
-    def train(self, content: dict[str, Any], device: str | None, fresh: bool) -> None:
-        """Train it; a signal that stops it is raised."""
-
-
-class SweptRun:
-    """The recipe of a run."""
-
-    def load(self, recipe: str, overrides: list[str]) -> tuple[Path, dict[str, Any]]:
-        loaded = load_recipe(recipe, overrides)
-        return Path(loaded.recipe.folder), loaded.as_dict()
-
-    def check(self, folder: Path, content: dict[str, Any], fresh: bool) -> None:
-        check_folder(folder, content, fresh)
-
-    def train(self, content: dict[str, Any], device: str | None, fresh: bool) -> None:
-        stopped_by = train(content, device=device, fresh=fresh).stopped_by
-        if stopped_by is not None:
-            raise stopped_by  # stopping a run stops the sweep
-
-
-RUN = SweptRun()
 
 
 @dataclass
@@ -83,19 +54,18 @@ def sweep(
     overrides: list[str],
     device: str | None = None,
     fresh: bool = False,
-    kind: SweptRecipe = RUN,
 ) -> list[SweepRun]:
     """Run every combination, one after another unless a launcher says otherwise; one that fails stops no other."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise BraidError("--multirun does not run under torchrun", todo="Start torchrun once for each combination.")
     path = find_recipe(recipe)
-    runs = plan_sweep(str(path), overrides, kind)
-    _check_folders(runs, fresh, kind)
+    runs = plan_sweep(str(path), overrides)
+    _check_folders(runs, fresh)
     planned = {run.label: run for run in runs}
     varied = _varied(overrides)
 
     def one(config: Any) -> str | None:
-        """Train the recipe that Hydra composed; returns its label if it failed."""
+        """Train one combination, which was composed when the sweep was planned; returns its label if it failed."""
         hydra = HydraConfig.get()
         label = _label(hydra.overrides.task, varied)
         console.say(f"Run {hydra.job.num + 1} of {len(planned)}: {label}")
@@ -103,7 +73,7 @@ def sweep(
         sweep_folder = run.folder.parent
         failure = sweep_folder / FAILURES / f"{label}.json"
         try:
-            kind.train(resolved(config) | {"out": str(run.folder)}, device, fresh)
+            _train(run.recipe, device, fresh)
             failure.unlink(missing_ok=True)
             return None
         except BraidError as error:
@@ -122,7 +92,7 @@ def sweep(
     return runs
 
 
-def plan_sweep(recipe: str, overrides: list[str], kind: SweptRecipe = RUN) -> list[SweepRun]:
+def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
     """Every combination, with its recipe composed and checked before any run begins."""
     parser = OverridesParser.create()
     try:
@@ -139,7 +109,7 @@ def plan_sweep(recipe: str, overrides: list[str], kind: SweptRecipe = RUN) -> li
     for combination in combinations:
         label = _label(combination, varied)
         try:
-            folder, content = kind.load(recipe, combination)
+            folder, content = _load(recipe, combination)
             runs.append(SweepRun(combination, label, folder / label, content | {"out": str(folder / label)}))
         except BraidError as error:
             problems += [f"{label}: {line}" for line in error.what.split("\n")]
@@ -148,13 +118,32 @@ def plan_sweep(recipe: str, overrides: list[str], kind: SweptRecipe = RUN) -> li
     return runs
 
 
-def _check_folders(runs: list[SweepRun], fresh: bool, kind: SweptRecipe) -> None:
+def _load(recipe: str, overrides: list[str]) -> tuple[Path, dict[str, Any]]:
+    """The folder and the content of a checked recipe, of a run or of a study."""
+    data = compose_recipe(recipe, overrides)
+    if is_study(data):
+        loaded = decode_study(data)
+        return loaded.folder, encode(loaded)
+    run = decode_recipe(data, recipe)
+    return Path(run.recipe.folder), run.as_dict()
+
+
+def _train(content: dict[str, Any], device: str | None, fresh: bool) -> None:
+    """Train a run, or run a study and write its report; stopping one stops the sweep."""
+    if is_study(content):
+        study(decode_study(content), device=device, fresh=fresh)
+    elif (stopped_by := train(content, device=device, fresh=fresh).stopped_by) is not None:
+        raise stopped_by
+
+
+def _check_folders(runs: list[SweepRun], fresh: bool) -> None:
     """Refuse combinations whose folders hold other runs: the sweep's own label has only what this command varies."""
     problems: list[str] = []
     for run in runs:
         own: list[str] = []
         with collecting(own):
-            kind.check(run.folder, run.recipe, fresh)
+            if not is_study(run.recipe):  # each run of a study checks its own folder
+                check_folder(run.folder, run.recipe, fresh)
         problems += [f"{run.label}: {problem}" for problem in own]
     if problems:
         raise BraidError("\n".join(problems), todo="Nothing was started. out=DIR is another folder for the sweep.")
@@ -193,7 +182,7 @@ def _check_hydra(path: Path, overrides: list[str], combination: list[str]) -> No
     """
     parsed = OverridesParser.create().parse_overrides(hydra_overrides(overrides))
     own = [override.input_line for override in parsed if override.is_hydra_override()]
-    with hydra_in(path.parent, overrides):
+    with hydra_in(path.parent, changed_keys(overrides)):
         recipe = _hydra_settings(path.stem, [*own, *combination])
         nothing = _hydra_settings(None, own)
     if recipe != nothing:
@@ -216,7 +205,7 @@ def _launch(path: Path, overrides: list[str], folder: Path, one: Callable[[Any],
         "hydra/job_logging=none",
         "hydra/hydra_logging=none",
     ]
-    with hydra_in(path.parent, overrides):
+    with hydra_in(path.parent, changed_keys(overrides)):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         returned = hydra.multirun(

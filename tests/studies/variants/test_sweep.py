@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from braidlm.core.errors import BraidError
+from braidlm.studies.variants.sweep import plan_sweep, show_sweep, sweep
 from braidlm.training.loop import Trainer
-from braidlm.training.sweeps.sweep import plan_sweep, show_sweep, sweep
 from braidlm.training.train import train
 from tests.training.tiny_runs import records, tiny_recipe, weight_bytes, written
 
@@ -126,7 +126,7 @@ def test_one_that_never_began_is_in_the_table_until_it_does(
         return train(content, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("braidlm.training.sweeps.sweep.train", refuse)
+        patch.setattr("braidlm.studies.variants.sweep.train", refuse)
         assert [run.failed for run in sweep(str(recipe), ["seed=1,2,3"])] == [False, True, False]
     rows = {row["run"]: row for row in table_of(tmp_path / "run, 'odd'")}
     assert {name: row["state"] for name, row in rows.items()} == {

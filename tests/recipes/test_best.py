@@ -29,10 +29,9 @@ def toy(corpus: Path, out: Path, *models: str) -> list[str]:
     changes += [f"tasks={{names: [bits_per_byte], data: {corpus}, settings: {{half: report, max_tokens: 400}}}}"]
     for model in models:
         changes += [
-            f"{model}.model.{key}" for key in ("width=24", "block.attention.heads=2", "stages[0].block.layers=1")
+            f"models.{model}.{key}" for key in ("width=24", "block.attention.heads=2", "stages[0].block.layers=1")
         ]
-        changes += [f"{model}.model.stages[1].block.layers=1"] if "routed" in model else []
-        changes += [f"+{model}.seeds=[1]"] if model.startswith("distilled") else []
+        changes += [f"models.{model}.stages[1].block.layers=1"] if "routed" in model else []
     return changes
 
 
@@ -45,15 +44,17 @@ def test_both_sides_have_the_same_flops() -> None:
 def test_every_model_of_the_search_has_the_same_flops_and_one_change() -> None:
     pair, search = (load_study(f"best/{name}") for name in ("strict-small", "search"))
     usual, ours = encode(pair), encode(search)
-    assert {key for key in ours if ours[key] != usual.get(key)} == {"name", "seeds", "whole"}
-    assert search.whole["dense"] == pair.whole["dense"]
-    assert search.whole["routed"].training == pair.whole["routed"].training
+    assert {key for key in ours if ours[key] != usual.get(key)} == {"name", "seeds", "models", "steps"}
+    assert search.steps["dense"] == pair.steps["dense"]
+    assert search.steps["routed"].train == pair.steps["routed"].train
     for row in show("best/search")["models"]:
         assert row["flops_per_token"] == pytest.approx(58.2e6, rel=0.015)
         twin = "routed" if row["name"].startswith("routed") else "dense"
         assert row["parameters"] == pytest.approx(51.75e6 if twin == "routed" else 24.4e6, rel=0.05)
-        spec, plain = search.whole[row["name"]], search.whole[twin]
-        changed = [spec.model != plain.model, spec.training != plain.training]
+        changed = [
+            search.model_of(row["name"]) != search.model_of(twin),
+            search.options_of(row["name"]) != search.options_of(twin),
+        ]
         assert changed.count(True) == (row["name"] != twin)
 
 
@@ -66,7 +67,7 @@ def test_the_whole_budget() -> None:
 
 def test_averages_have_the_settings_of_the_pair_but_for_two_and_their_students_its_models() -> None:
     pair, averaged = (encode(load_study(f"best/{name}")) for name in ("strict-small", "average"))
-    others = {"name", "whole", "averages", "distilled", "data", "training"}
+    others = {"name", "models", "steps", "data", "training"}
     assert {key for key in averaged if averaged[key] != pair.get(key)} == others
     for key, changed in (("data", {"chunking"}), ("training", {"schedule", "average"})):
         assert {name for name in pair[key] if pair[key][name] != averaged[key].get(name)} == changed
@@ -81,8 +82,8 @@ def test_averages_have_the_settings_of_the_pair_but_for_two_and_their_students_i
 @pytest.mark.slow
 def test_from_text_to_the_table(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
-    models = ("whole.wide", "distilled.routed_student", "distilled.dense_student")
-    changes = [*toy(corpus, tmp_path / "out", *models), "data.chunking.stride=8"]
+    changes = [*toy(corpus, tmp_path / "out", "wide", "routed", "dense"), "data.chunking.stride=8"]
+    changes += [f"+steps.{name}_student.seeds=[1]" for name in ("routed", "dense")]
     assert main(["train", "best/average-and-dense", *changes, "--device", "cpu"]) == 0
     rows = list(csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines()))
     assert [row["model"] for row in rows] == ["wide", "together", "routed_student", "dense_student"]
@@ -99,7 +100,7 @@ def test_from_text_to_the_table(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_pair_ends_with_the_mean_of_its_last_weights(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
-    changes = [*toy(corpus, tmp_path / "out", "whole.routed", "whole.dense"), "seeds=[1]", "training.average.share=0.5"]
+    changes = [*toy(corpus, tmp_path / "out", "routed", "dense"), "seeds=[1]", "training.average.share=0.5"]
     assert main(["train", "best/strict-small", *changes, "checkpoints.every='100 words'", "--device", "cpu"]) == 0
     for model in ("routed", "dense"):
         folders = sorted((tmp_path / "out/seed-1" / model / "checkpoints").iterdir())

@@ -1,1 +1,0 @@
-"""Comparisons: several recipes trained on identical batches, one table and a page."""

@@ -1,0 +1,1 @@
+"""One recipe with several values, or several recipes: sweeps, comparisons, and the table of any runs."""

@@ -1,1 +1,0 @@
-"""Runs that belong together: every combination of a sweep, and the table of any runs."""
