@@ -33,8 +33,9 @@ class Lowered:
         """Why every layer is refused, if only the plain pass knows which of them are run."""
         self._add("embedding", self.body.embedding)
         for index, stage in enumerate(self.body.stages):
-            if type(stage).forward is Stage.forward and type(stage).run_some is Stage.run_some:
-                for number, layer in enumerate(stage.layers):
+            kind: Any = type(stage)
+            if kind.forward is Stage.forward and kind.run_some is Stage.run_some:
+                for number, layer in enumerate(stage.layers):  # type: ignore[arg-type]
                     self._add_layer(f"stages.{index}.layers.{number}", stage, layer)
             else:
                 self._add_layer(f"stages.{index}", stage, stage)

@@ -13,12 +13,11 @@ class _Absent:
         return arguments[0]
 
 
-triton: Any
-tl: Any
 try:
     import triton
     import triton.language as tl
 except ImportError:
-    triton = tl = _Absent()
+    triton: Any = _Absent()  # type: ignore[no-redef]
+    tl: Any = triton  # type: ignore[no-redef]
 
 HAS_TRITON = not isinstance(triton, _Absent)

@@ -61,5 +61,5 @@ def _attend(part: Any, query: Tensor, key: Tensor, value: Tensor, context: PassC
     """The output of a part's rule, [batch, time, heads, dim]."""
     if isinstance(part.rule, StickBreaking):
         return attend_by_sticks(part, query, key, value)
-    heads = (x.transpose(1, 2) for x in (query, key, value))
-    return library_attention(part, *heads, context).transpose(1, 2)
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    return library_attention(part, query, key, value, context).transpose(1, 2)

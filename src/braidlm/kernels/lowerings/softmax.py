@@ -68,7 +68,7 @@ def _attend(attention: Any, qkv: Tensor, context: PassContext) -> Tensor:
 
 
 def _attend_by_torch(attention: Any, qkv: Tensor, context: PassContext) -> Tensor:
-    heads = SplitHeads.apply(
+    query, key, value = SplitHeads.apply(
         qkv.view(context.batch, context.time, -1, attention.head_dim),
         attention.qkv.bias,
         context.rotations[attention.head_dim],
@@ -77,7 +77,7 @@ def _attend_by_torch(attention: Any, qkv: Tensor, context: PassContext) -> Tenso
         context.sums_of(attention.qkv),
         context.slots.get(attention.qkv),
     )
-    mixed = library_attention(attention, *heads, context)
+    mixed = library_attention(attention, query, key, value, context)
     return mixed.transpose(1, 2).reshape(context.batch * context.time, -1)
 
 
