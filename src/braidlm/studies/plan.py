@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from braidlm.core.errors import BraidError, collecting, errors_at
+from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import model_facts
 from braidlm.core.recipes import list_recipes
 from braidlm.data.loading.chunking import chunkings
@@ -155,8 +155,10 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
     main = next((row for row in models.values() if row["kind"] == "composed"), next(iter(models.values())))
     problems: list[str] = []
     for domain, spec in study.domains.items():
-        with collecting(problems):
+        try:
             spec.resolved(domain)
+        except BraidError as error:
+            problems.append(str(error))  # with what to do
     return {
         **main,
         "kind": "study",
