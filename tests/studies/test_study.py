@@ -24,8 +24,7 @@ from braidlm.model.paths.switches import path_names
 from braidlm.studies.decoding import decode_study, load_study
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults, _has_routes, over_seeds
-from braidlm.studies.reuse import is_trained_from
-from braidlm.studies.running import run_study
+from braidlm.studies.running import is_trained_from, run_study
 from braidlm.studies.show import show
 from braidlm.studies.tables import inactive_paths, quality, training_time
 from braidlm.training.train import train

@@ -233,7 +233,7 @@ def _whole(key: str) -> Callable[[dict[str, Any]], str]:
 
 
 def _trained(key: str) -> Callable[[dict[str, Any]], str]:
-    """Of the training that the lineage records."""
+    """Reads a number of the training that the lineage records."""
 
     def read(facts: dict[str, Any]) -> str:
         value = ((facts["lineage"] or {}).get("training") or {}).get(key)

@@ -17,7 +17,7 @@ from braidlm.studies.verdict import findings
 
 PRONOUNS = 200
 PROBLEM = generate_problem(seed=7, index=0)
-"""Of another seed than the training's, so the models have not seen it."""
+"""A problem of another seed than the training's, which the models have not seen."""
 ROUTED = (
     "After each layer a router chooses, for each token, one of the paths or their combination. Nobody told it which "
     "text is a story and which a problem."

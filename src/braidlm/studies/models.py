@@ -44,7 +44,7 @@ class TrainedModel:
     name: str
     kind: Role
     seed: int
-    """Of an average of all seeds, the first."""
+    """The first seed for an average of all seeds."""
     model: Path
     """Its model folder."""
     run: Run | None = None

@@ -59,22 +59,22 @@ class ModelResult:
     """None for a model that was only edited, or given."""
     parameters: int
     active_parameters: int
-    """Those that take part in computing one token."""
+    """The parameters that take part in computing one token."""
     flops_per_token: int
     tokens: int
     """Seen in training; for a composed model, after it was composed, for a variant, after its edits, for an average by
     all members together."""
     words: int
-    """The same in words."""
+    """The words of these tokens."""
     seconds: float
-    """Of training alone, without validation, samples and saving; of an average, its members' together."""
+    """Seconds of training alone, without validation, samples and saving; for an average, of its members together."""
     wall_seconds: float
-    """Of the whole run up to its last validation, everything included; 0 where its records do not say."""
+    """Seconds of the whole run up to its last validation, everything included; 0 where its records do not say."""
     bits: Bits
     curve: list[Point]
     """Every validation."""
     silenced: dict[str, Bits] = field(default_factory=dict)
-    """Of a composed model: the bits per byte when one path is inactive, by that path."""
+    """The bits per byte of a composed model when one path is inactive, by that path."""
     trainable: int | None = None
     """How many parameters were trained; None without a training."""
     tasks: dict[str, float] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Spread:
 
     mean: float
     deviation: float | None
-    """Of the sample; None for one seed."""
+    """The deviation of the sample; None for one seed."""
 
     def text(self, digits: int = 3) -> str:
         spread = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"

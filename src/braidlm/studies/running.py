@@ -1,8 +1,12 @@
-"""Running a study: every step in order, each resumed where the last call left it."""
+"""Running a study: every step in order, each resumed where the last call left it.
+
+A folder that was made of the same models in the same way is used again.
+"""
 
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,8 @@ from typing import Any
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage
+from braidlm.core.models.integrity import model_hash
+from braidlm.core.models.runs import is_run, newest_checkpoint
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.loading.open_data import OpenData, open_data
@@ -18,11 +24,12 @@ from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from braidlm.model.config.strict import decode, encode
 from braidlm.opening.names import find_model, title_of
+from braidlm.opening.open import open_model
 from braidlm.studies.models import TrainedModel, check_study, errors_of
-from braidlm.studies.reuse import is_made_of, is_taught_by, is_trained_from, remove_made
 from braidlm.studies.steps import AverageStep, ComposeStep, DistilStep, EditStep, NamedEdit, decode_edit
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount
+from braidlm.training.features.distill.teachers import TEACHER
 from braidlm.training.train import Run, train
 
 
@@ -187,3 +194,42 @@ class _Runner:
         epoch = Amount(sum(map(len, streams)), "tokens") if words is None else Amount(words * len(streams), "words")
         amount = Amount(max(1, round(epochs * epoch.count)), epoch.unit)
         return amount, f"{epochs:g} x {console.count(epoch.count)} {epoch.unit}"
+
+
+def is_made_of(folder: Path, sources: Sequence[Path], options: Mapping[str, Any] | None = None) -> bool:
+    """Whether a model folder's lineage names exactly the weights of these models, and these options of an edit."""
+    lineage = load_lineage(folder) or {}
+    before = [source for source in lineage.get("sources", []) if "data" not in source]
+    now = [open_model(source, "braid").record() for source in sources]
+    same = list(map(_weights, before)) == list(map(_weights, now))
+    return same and (options is None or options.items() <= lineage.get("options", {}).items())
+
+
+def is_trained_from(run: Path, start: Path) -> bool:
+    """Whether a run's newest checkpoint began with this model's weights."""
+    newest = newest_checkpoint(run)
+    return newest is not None and is_made_of(newest, [start])
+
+
+def is_taught_by(run: Path, teachers: Sequence[Path]) -> bool:
+    """Whether a run's newest checkpoint learned from these models as they are now."""
+    newest = newest_checkpoint(run)
+    sources = [] if newest is None else (load_lineage(newest) or {}).get("sources", [])
+    before = [source["sha256"] for source in sources if source.get("role") == TEACHER]
+    return before == [model_hash(teacher) for teacher in teachers]
+
+
+def remove_made(folder: Path) -> None:
+    """Remove a model folder that is to be made anew; a run in its place is somebody's training."""
+    if is_run(folder):
+        raise BraidError(
+            "a run stands where an edited model should be: this step was trained before, and is not any more",
+            str(folder),
+            "Remove the folder, or give the step another name.",
+        )
+    shutil.rmtree(folder)
+
+
+def _weights(record: Mapping[str, Any]) -> Any:
+    """What identifies the weights of a source: the hash of Braid's file, or those of another format."""
+    return record.get("sha256") or record.get("weights")

@@ -19,9 +19,8 @@ from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError
 from braidlm.core.report.report import cell_text
 from braidlm.opening.names import find_sources
-from braidlm.studies.variants.compare import compare
+from braidlm.studies.variants.compare import PeakMemory, check_same_batches, compare
 from braidlm.studies.variants.comparison import Comparison, comparison_table
-from braidlm.studies.variants.peak_memory import PeakMemory
 from braidlm.training.loop import Trainer
 from braidlm.training.step.step import Stepper
 
@@ -207,7 +206,6 @@ def test_other_batches_are_refused(changes: dict[str, Any], problem: str, cache:
 
 def test_what_makes_no_batch_may_differ(cache: Path) -> None:
     """Steps of checkpoints cut nothing, and the cache is only a place."""
-    from braidlm.studies.variants.compare import check_same_batches
     from braidlm.training.recipe import decode_recipe
 
     other = recipe(cache / "elsewhere", "b", checkpoints={"every": "3 steps"}, training={"dropout": "early"})

@@ -1,10 +1,13 @@
 """`braid compare`: several recipes trained on identical batches, each in a run folder of its own."""
 
+import contextlib
+import ctypes
+import gc
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -26,13 +29,15 @@ from braidlm.model.config.strict import encode
 from braidlm.opening.names import StrPath
 from braidlm.studies.decoding import is_study
 from braidlm.studies.variants.comparison import PAGE, Comparison, comparison_report, measured
-from braidlm.studies.variants.peak_memory import PeakMemory
 from braidlm.training.recipe import LoadedRecipe, Recipe, decode_recipe
 from braidlm.training.run_folder import check_folder, identity
 from braidlm.training.start_from import data_of
 from braidlm.training.train import Run, train
 
 OUT = "runs/compare"
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+"""What Linux takes for: the peak is what is in memory now."""
 MEMORY = "memory.json"
 """In the folder of the runs: the peak of each run's memory, which only the process that trained it knows."""
 
@@ -208,3 +213,41 @@ def _listed(values: Mapping[str, Any]) -> str:
 def _quoted(value: Any) -> str:
     """As a recipe has it; a phrase such as `1M words to 10M, then 10M` in quotes, since commas part values too."""
     return f"'{value}'" if isinstance(value, str) and ", " in value else as_yaml(value)
+
+
+class PeakMemory:
+    """How many bytes more were in memory, at most, than before the block."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.bytes: int | None = None
+        """None where the system does not tell."""
+        self._before: int | None = None
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+        else:
+            with contextlib.suppress(OSError, AttributeError):
+                # What the work before left in the allocator would hide what this one takes.
+                ctypes.CDLL(None).malloc_trim(0)
+            with contextlib.suppress(OSError):
+                CLEAR.write_text(RESET_PEAK)
+                self._before = _status("VmRSS")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._before is not None:
+            cuda = self.device.type == "cuda"
+            peak = torch.cuda.max_memory_allocated(self.device) if cuda else _status("VmHWM")
+            self.bytes = None if peak is None else max(0, peak - self._before)
+
+
+def _status(key: str) -> int | None:
+    """A size of this process in bytes."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = STATUS.read_text().splitlines()
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
+    return None

@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
     tokens: int
     seconds: float
-    """Of training alone, without validation and saving."""
+    """Seconds of training alone, without validation and saving."""
     value: float
 
 
@@ -46,9 +46,9 @@ class ComparedModel:
     run_folder: Path
     parameters: int
     active_parameters: int
-    """Those that take part in computing one token."""
+    """The parameters that take part in computing one token."""
     flops_per_token: int
-    """Of a forward pass, at the length of the training sequences."""
+    """The cost of a forward pass, at the length of the training sequences."""
     tokens: int
     """Seen in training."""
     tokens_per_second: float | None
@@ -56,11 +56,11 @@ class ComparedModel:
     memory: int | None
     """The peak of the bytes that the training took; None where it was not measured."""
     seconds: float
-    """Of training alone."""
+    """Seconds of training alone."""
     bits_per_byte: float | None
-    """Of the last validation, over all held-out text; None if there is none."""
+    """The result of the last validation, over all held-out text; None if there is none."""
     bits: dict[str, float] = field(default_factory=dict)
-    """The same for each data set."""
+    """The bits per byte of each data set."""
     losses: list[Point] = field(default_factory=list)
     """Training loss in nats per token."""
     validations: list[Point] = field(default_factory=list)

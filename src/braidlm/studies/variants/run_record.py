@@ -27,20 +27,20 @@ class RunRecord:
     seed: int | None
     parameters: int | None
     flops_per_token: int | None
-    """Of a forward pass."""
+    """The cost of a forward pass."""
     steps: int
     tokens: int
     words: int
     """Shown in training."""
     bits_per_byte: float | None
-    """Of the last validation."""
+    """The result of the last validation."""
     best_bits_per_byte: float | None
     best_step: int | None
     best_words: int | None
     half: str | None
-    """Of the held-out text, where it is not all of it."""
+    """The half of the held-out text that is scored; None where all text is."""
     training_seconds: float
-    """Of training alone."""
+    """Seconds of training alone."""
     wall_seconds: float
     """With validation, samples and saving."""
     hardware: str | None

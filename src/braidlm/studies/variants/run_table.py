@@ -16,7 +16,7 @@ from braidlm.studies.variants.run_record import RunRecord, read_runs
 from braidlm.training.run_folder import identity
 
 NAME = "runs"
-"""Of the table's files."""
+"""The name of the table's files."""
 PAGE = f"{NAME}.html"
 FACTS = (
     *("seed", "parameters", "flops_per_token", "steps", "tokens", "words", "bits_per_byte", "best_bits_per_byte"),
@@ -28,9 +28,9 @@ RESULTS = (
     *("seed", "parameters", "FLOPs per token", "words", BITS, "best", "best at step"),
     *("training", "wall clock", "hardware", "state"),
 )
-"""Those for people."""
+"""The columns for people after those that differ."""
 SHOWN = (BITS, "best", "best at step", "wall clock", "state")
-"""Those in the terminal."""
+"""The columns in the terminal."""
 
 
 def gather_runs(folders: Sequence[StrPath], out: StrPath) -> list[RunRecord]:
