@@ -9,6 +9,7 @@ import pytest
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.presets import config_from
 from braidlm.core.recipes import list_recipes
+from tests.contract.test_floors import FLOORS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -68,3 +69,25 @@ def test_entries_of_the_log_have_at_most_ten_lines() -> None:
 
 def test_each_question_of_the_results_fits_on_a_screen() -> None:
     assert not {title: len(lines) for title, lines in sections(ROOT / "docs" / "results.md").items() if len(lines) > 24}
+
+
+DESCRIBING = [page for page in PAGES if page.name not in ("CHANGELOG.md", "LOG.md") and page.parent.name != "results"]
+"""Pages about the code of today; the others say what was true on a day."""
+
+
+@pytest.mark.parametrize("page", DESCRIBING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = without_code(page.read_text(encoding="utf-8"))
+    named = set(re.findall(r"`((?:src/|tests/|benchmarks/|docs/)?(?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`", text))
+    places = (ROOT, ROOT / "src" / "braidlm", ROOT / "tests")
+    rooms = {path.name for path in (ROOT / "src" / "braidlm").iterdir()} | {"src", "tests", "benchmarks", "docs", "recipes"}
+    ours = {name for name in named if name.split("/")[0] in rooms}
+    assert not {name for name in ours if not any((place / name).exists() for place in places)}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/concepts.md"])
+def test_the_floors_of_a_page_are_those_of_the_code(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    listed = re.findall(r"^ *([a-z]+)/ +(\d+)  ", text, re.MULTILINE)
+    in_table = [(name, floor) for floor, name in re.findall(r"^\| (\d+) \| `([a-z]+)/` \|", text, re.MULTILINE)]
+    assert {name: int(floor) for name, floor in listed + in_table} == FLOORS
