@@ -68,15 +68,12 @@ def test_a_study_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPa
     for domain in data["domains"].values():
         few = 12 if domain["source"] == "python" else DOCUMENTS  # its documents are whole files
         domain["documents"] = min(domain["documents"], few)
-    data["whole"] = {each: spec if "model" in spec else {"model": spec} for each, spec in data["whole"].items()}
-    variants, averages, taught = (data.get(key, {}) for key in ("variants", "averages", "distilled"))
-    trained = [spec for spec in variants.values() if spec.get("domains")]
-    paths = list(data["domains"]) if data.get("paths") else []
-    for spec in (*data["whole"].values(), *trained, *taught.values(), *([data["paths"]] if paths else [])):
-        spec |= {"epochs": None, "budget": "2 steps"}
-    for spec in variants.values():
-        for edit in spec.get("edits", []):
-            edit.get("prune", {}).update(tokens=1000)
+    for step in data["steps"].values():
+        if step.get("train") or step.get("model") or step.get("distil"):
+            step["train"] = (step.get("train") or {}) | {"epochs": None, "budget": "2 steps"}
+        for edit in step.get("edit") or []:
+            if isinstance(edit, dict) and "prune" in edit:
+                edit["prune"]["tokens"] = 1000
     models = run_study(decode_study(data), device="cpu")
-    assert {model.name for model in models} == {*paths, *data["whole"], *variants, *averages, *taught}
+    assert {model.name for model in models} == set(data["steps"])
     assert all(model.run is None or model.run.progress.steps == 2 for model in models)
