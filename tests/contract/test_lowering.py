@@ -21,6 +21,7 @@ from braidlm.kernels.lowerings.lowering import LOWERINGS
 from braidlm.model.dropout import scale_dropout
 from braidlm.model.errors import BraidError
 from braidlm.model.feed.feeds import SwiGLU
+from braidlm.model.gates import VectorGate
 from braidlm.model.initialisation import initialisations
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tests.tiny_models import random_ids, tiny_model
@@ -135,6 +136,24 @@ def test_other_classes_and_hooks_are_refused() -> None:
         "stages.0.layers.2": "drop is a Dropout",
         "norm": "OtherNorm has no kernels",
     }
+
+
+class OtherGate(VectorGate):
+    """A gate of another kind."""
+
+
+def test_layers_are_refused_for_gates_that_have_no_kernels() -> None:
+    model = tiny_model(stages=[{"block": {"layers": 4}}], gates={"layers": [1, 2, 3]})
+    first, second, third, _ = model.model.stages[0].layers
+    second.gate.__class__ = OtherGate
+    third.gate.register_forward_hook(lambda *_: None)
+    lowered = assert_lowered_equals_plain(model).lowered
+    assert lowered.refusals == {
+        "stages.0.layers.1": "gate: OtherGate has no kernels",
+        "stages.0.layers.2": "gate: it has a forward hook",
+    }
+    first.gate.is_off = True
+    assert_lowered_equals_plain(model)
 
 
 def test_a_layer_that_is_refused_costs_no_other_layer_its_kernels() -> None:

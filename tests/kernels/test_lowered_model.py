@@ -59,6 +59,9 @@ DENSE: dict[str, dict[str, Any]] = {
     },
 }
 
+DENSE["gates"] = DENSE["gpt2"] | {"gates": {"kind": "vector", "layers": [1, 2]}}
+DENSE["gates of a narrow matrix"] = DENSE["llama"] | {"gates": {"kind": {"kind": "matrix", "rank": 3, "bias": True}}}
+
 BLOCK = {
     "norm": "layer",
     "attention": {"heads": 1, "bias": True},
@@ -237,6 +240,14 @@ ROUTED: dict[str, dict[str, Any]] = {
         },
     },
 }
+ROUTED["gates around paths and experts"] = ROUTED["paths, then as many experts"] | {
+    "stages": [
+        {"parallel": {"layers": 3, "paths": 3, "join": {"kind": "routed", "compute": "sparse"}}},
+        {"block": {"layers": 2, "feed": {"experts": {"names": 4, "shared": 20, "router": {"compute": "sparse"}}}}},
+    ],
+    "gates": {"kind": "scalar", "layers": [1, 3, 4, 5]},
+}
+ROUTED["gates around depths"] = ROUTED["depths alone, with biases"] | {"gates": {"kind": "matrix"}}
 
 
 class Halved(torch.nn.Module):
@@ -405,9 +416,10 @@ def test_logits_equal_the_plain_ones(name: str, device: str) -> None:
         DENSE["gpt2"],
         ROUTED["moep"] | {"stages": ROUTED["moep"]["stages"][1:3], "tie_embeddings": False},
         ROUTED["depths alone, with biases"],
+        ROUTED["gates around paths and experts"],
         ROUTED["a shared part, and more choices than a norm's kernel holds"],
     ],
-    ids=["gpt2", "moep's projection and parallel layers", "depths", "experts beside a shared part"],
+    ids=["gpt2", "moep's projection and parallel layers", "depths", "gates", "experts beside a shared part"],
 )
 @pytest.mark.parametrize("dropout", [0.3, {"feed": 0.3, "experts": 0.3, "expert_outputs": 0.3}], ids=["", "of parts"])
 def test_a_layer_that_is_computed_again_drops_the_same(

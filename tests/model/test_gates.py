@@ -11,7 +11,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.folders import save_model
-from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import Gate, GatedLayer, GatesConfig, gated, make_gate
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -188,11 +187,6 @@ def test_gates_are_counted(kind: Any, parameters: int, products: int) -> None:
     model = model_cost(skeleton(tiny_config(stages=LAYERS, gates={"kind": kind})), 16)
     assert model.parameters - plain.parameters == 3 * parameters
     assert model.flops_per_token - plain.flops_per_token == 3 * 2 * products
-
-
-def test_kernels_refuse_a_layer_with_a_gate() -> None:
-    lowered = Lowered(tiny_model(gates={"layers": [2]}))
-    assert lowered.refusals == {"stages.1.layers.0": "it has a gate"}
 
 
 ALONE = """

@@ -132,6 +132,11 @@ class PassContext:
         return self.sums.get(part) or ColumnSums(1)
 
 
+def combined(stream: Stream) -> Tensor:
+    """The stream as a tensor."""
+    return stream if isinstance(stream, Tensor) else stream.combined()
+
+
 def add_pending(stream: Tensor, pending: PendingAdd | None) -> Tensor:
     """The stream with the pending addition."""
     if pending is None:

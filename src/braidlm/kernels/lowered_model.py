@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from braidlm.kernels.context import PassContext, PendingAdd, Stream, add_pending
+from braidlm.kernels.context import PassContext, PendingAdd, Stream, add_pending, combined
 from braidlm.kernels.lowered_parts import Lowered
 from braidlm.kernels.lowerings.lowering import lowering_of, seeded_kinds
 from braidlm.kernels.lowerings.norms import add_norm
@@ -149,11 +149,11 @@ class LoweredModel:
                         waits = False  # for later work on the side stream its readers wait
                     run = stage.run if stage is not layer or layer in self.lowered.parts else _run
                     if getattr(stage, "gradient_checkpointing", False):
-                        stream = _combined(stream)  # a tensor, whose device's random state is kept for the second pass
+                        stream = combined(stream)  # a tensor, whose device's random state is kept for the second pass
                     stream, pending, chosen = run(self._layer, stream, pending, layer, context)
                     routings += chosen
                 context.synchronize()
-                hidden = self._last_norm(_combined(stream), pending, context)
+                hidden = self._last_norm(combined(stream), pending, context)
         return context.unflattened(hidden), routings, context
 
     def read(self, hidden: Tensor, ids: Tensor) -> dict[str, Tensor]:
@@ -185,7 +185,7 @@ class LoweredModel:
         with use_side_stream(context.side):  # with activation checkpointing a thread of autograd's runs this again
             if layer in self.lowered.parts and is_served_now(layer):
                 return lowering_of(layer).run(stream, pending, layer, context)  # type: ignore[no-any-return]
-            return self.plain.layer(_combined(stream), pending, layer, context)
+            return self.plain.layer(combined(stream), pending, layer, context)
 
     def _last_norm(self, stream: Tensor, pending: PendingAdd | None, context: PassContext) -> Tensor:
         if self.body.norm in self.lowered.parts:
@@ -240,7 +240,3 @@ class LoweredModel:
 
 def _run(layer: Callable[..., Any], *arguments: Any) -> Any:
     return layer(*arguments)
-
-
-def _combined(stream: Stream) -> Tensor:
-    return stream if isinstance(stream, Tensor) else stream.combined()

@@ -58,6 +58,7 @@ class VectorGate(Gate):
 
     def __init__(self, config: NoOptions, width: int):
         super().__init__()
+        self.config = config
         self.weight = nn.Parameter(torch.empty(width))
 
     def add(self, hidden: Tensor, output: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class MatrixGate(Gate):
 
     def __init__(self, config: Config, width: int):
         super().__init__()
-        rank = config.rank
+        self.config, rank = config, config.rank
         if rank is not None and rank >= width:
             raise BraidError(f"a gate of rank {rank} is no smaller than a whole one of width {width}: leave out rank")
         self.weight = nn.Parameter(torch.empty(width, width if rank is None else rank))

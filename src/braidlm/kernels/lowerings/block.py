@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from braidlm.kernels.context import PassContext, PendingAdd, with_dropout
+from braidlm.kernels.context import PassContext, PendingAdd, combined, with_dropout
 from braidlm.kernels.lowerings.lowering import LayerLowering, lowering_of, lowers, unless
 from braidlm.model.dropout import Dropout
 from braidlm.model.routing.routing import Routings
@@ -32,7 +32,7 @@ class BlockLowering(LayerLowering):
     def run(
         self, stream: Any, pending: PendingAdd | None, layer: Block, context: PassContext
     ) -> tuple[Tensor, PendingAdd | None, Routings]:
-        stream, routings = stream if isinstance(stream, Tensor) else stream.combined(), ()
+        stream, routings = combined(stream), ()
         for use, (kind, norm, part) in enumerate(self.sublayers(layer)):
             sublayer = lowering_of(part).run if part in context.parts else partial(context.plain.sublayer, kind)
             stream, addition, chosen = sublayer(stream, pending, norm, part, context)

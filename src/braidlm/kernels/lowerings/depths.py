@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, Rotation
+from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, Rotation, combined
 from braidlm.kernels.depths.enter import Choice, Enter, EnterConfig
 from braidlm.kernels.depths.merge import Merge, MergeConfig
 from braidlm.kernels.depths.predict import Predict
@@ -65,7 +65,7 @@ class MixtureOfDepthsLowering(LayerLowering):
     def run(
         self, stream: Any, pending: PendingAdd | None, layer: Any, context: PassContext
     ) -> tuple[Tensor, None, Routings]:
-        stream = stream if isinstance(stream, Tensor) else stream.combined()
+        stream = combined(stream)
         delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.fields
         weight, _ = layer.score.rows()
         count, sums = layer.count(context.time), context.sums_of(layer.score)

@@ -1,7 +1,7 @@
-"""Gates that are factors, sooner: their sum with a layer's output is one pass over memory.
+"""Gates around layers, in the pass and in other libraries' models.
 
-torch has no vectorised kernel for a sum with a factor that is broadcast: on an H200 it takes two to three times as long
-as its traffic needs.
+The sum of a layer's output with a gate that is a factor is one pass over memory, for which torch has no vectorised
+kernel: on an H200 its own takes two to three times as long as the traffic needs.
 """
 
 from typing import Any
@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.context import PassContext, PendingAdd, Stream, add_pending, combined
+from braidlm.kernels.lowerings.lowering import LayerLowering, Lowering, lowering_of, lowers, lowers_mixin, refusal
 from braidlm.kernels.optional_triton import HAS_TRITON, tl, triton
 from braidlm.kernels.replacing import replaces
-from braidlm.model.gates import ScalarGate, VectorGate
+from braidlm.model.gates import GatedLayer, MatrixGate, ScalarGate, VectorGate
+from braidlm.model.routing.routing import Routings
 
 ELEMENTS, WARPS = 4096, 8
 """Elements of a program's block, and its warps."""
@@ -61,6 +64,45 @@ class AddScaled(torch.autograd.Function):
             of_weight = (gradient.float() * hidden.float()).flatten(0, -2).sum(0)
             of_weight = (of_weight if len(weight) > 1 else of_weight.sum(0, keepdim=True)).to(weight.dtype)
         return gradient, of_hidden, of_weight
+
+
+class GateLowering(Lowering):
+    """What a gate adds to the output of its layer, of rows [rows, width]."""
+
+    def add(self, gate: Any, hidden: Tensor, output: Tensor) -> Tensor:
+        """The layer's `output` plus what the gate makes of the layer's input."""
+        return gate.add(hidden, output)  # type: ignore[no-any-return]
+
+
+@lowers(VectorGate, ScalarGate)
+class FactorLowering(GateLowering):
+    def add(self, gate: VectorGate, hidden: Tensor, output: Tensor) -> Tensor:
+        return AddScaled.apply(output, hidden, gate.weight)  # type: ignore[no-any-return]
+
+
+@lowers(MatrixGate)
+class MatrixGateLowering(GateLowering):
+    """A matrix is one product already."""
+
+    honours = {"bias", "rank"}
+
+
+@lowers_mixin(GatedLayer)
+class GatedLowering(LayerLowering):
+    """Mixed into the lowering of a layer: what that leaves of the stream, plus what the gate makes of the input."""
+
+    def reject(self, part: Any, body: Any) -> str | None:
+        reason = refusal(part.gate, body)
+        return super().reject(part, body) if reason is None else f"gate: {reason}"
+
+    def run(
+        self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext
+    ) -> tuple[Stream, PendingAdd | None, Routings]:
+        hidden = add_pending(combined(stream), pending)
+        output, pending, routings = super().run(hidden, None, layer, context)
+        if not layer.gate.is_off:
+            output = lowering_of(layer.gate).add(layer.gate, hidden, combined(output))
+        return output, pending, routings
 
 
 @replaces(VectorGate, ScalarGate, on=("cuda",))

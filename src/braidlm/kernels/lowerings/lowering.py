@@ -21,7 +21,6 @@ from braidlm.kernels.replacing import kind_of
 from braidlm.model.config.registry import Choice
 from braidlm.model.dropout import Dropout
 from braidlm.model.errors import BraidError
-from braidlm.model.gates import GatedLayer
 from braidlm.model.routing.router import ScoreLinear
 from braidlm.model.routing.routing import Routings
 from braidlm.model.routing.stacked import StackedLinear
@@ -134,6 +133,8 @@ class LayerLowering(Lowering):
 
 LOWERINGS: dict[type[nn.Module], Any] = {}
 """By exact class: a subclass may compute something else."""
+MIXINS: dict[type[nn.Module], type[Lowering]] = {}
+"""The lowerings of classes that are mixed into the classes of layers: each is mixed into the layer's own lowering."""
 
 
 def lowers(*kinds: type[nn.Module]) -> Callable[[type[Lowering]], type[Lowering]]:
@@ -146,12 +147,26 @@ def lowers(*kinds: type[nn.Module]) -> Callable[[type[Lowering]], type[Lowering]
     return add
 
 
+def lowers_mixin(mixin: type[nn.Module]) -> Callable[[type[Lowering]], type[Lowering]]:
+    """Decorator of a lowering that names the class whose share of a layer it serves."""
+    return lambda lowering: MIXINS.setdefault(mixin, lowering)
+
+
 def lowering_of(part: nn.Module) -> Any:
     """The lowering of a part's exact class, Braid's own or another package's; None where there is none."""
     kind = kind_of(part)
     if kind not in LOWERINGS and not kind.__module__.startswith("braidlm."):
         _load_third_party_lowerings()
-    return LOWERINGS.get(kind)
+    return LOWERINGS.get(kind) or _mixed_lowering(kind)
+
+
+@cache
+def _mixed_lowering(kind: type[nn.Module]) -> Any:
+    """The lowering of a class that is made of a mixin and the class of a layer, if both have one."""
+    mixin, *layers = kind.__bases__
+    if len(layers) != 1 or mixin not in MIXINS or layers[0] not in LOWERINGS:
+        return None
+    return type(kind.__name__, (MIXINS[mixin], type(LOWERINGS[layers[0]])), {})()
 
 
 def seeded_kinds() -> tuple[type[nn.Module], ...]:
@@ -174,8 +189,6 @@ def _load_third_party_lowerings() -> None:
 
 def refusal(part: nn.Module, body: Any) -> str | None:
     """Why a part of a BraidModel runs its plain forward; None where kernels serve it."""
-    if isinstance(part, GatedLayer):
-        return "it has a gate"
     lowering = lowering_of(part)
     if lowering is None:
         return f"{type(part).__name__} has no kernels"

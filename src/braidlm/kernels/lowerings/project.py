@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from braidlm.kernels.context import PassContext, PendingAdd, add_pending
+from braidlm.kernels.context import PassContext, PendingAdd, add_pending, combined
 from braidlm.kernels.lowerings.banks import grouped_feed, grouped_linear
 from braidlm.kernels.lowerings.lowering import LayerLowering, Lowering, SharedSums, lowers
 from braidlm.kernels.lowerings.router import EXPERTS, ROUTER, has_few_choices, route, router_refusal, router_sums
@@ -49,7 +49,7 @@ class ProjectionLowering(LayerLowering):
     def run(
         self, stream: Any, pending: PendingAdd | None, layer: Any, context: PassContext
     ) -> tuple[Tensor, None, Routings]:
-        stream, experts = stream if isinstance(stream, Tensor) else stream.combined(), layer.experts
+        stream, experts = combined(stream), layer.experts
         slot = None if pending is None or pending.dropout else pending.slot  # with dropout the gradients differ
         dispatch, stream = route(experts.router, add_pending(stream, pending), context, slot)
         if experts.gate_up is None:
