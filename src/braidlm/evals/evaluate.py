@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 
@@ -74,7 +74,10 @@ def evaluate(
     if not tasks and not harness:
         raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
     opened = _open_tasks([tasks] if isinstance(tasks, str) else tasks, settings, data, data_of or {})
-    opened += _open_harness_tasks([harness] if isinstance(harness, str) else harness, harness_tasks, harness_shots)
+    folder = None if harness_tasks is None else Path(harness_tasks)
+    for name in dict.fromkeys([harness] if isinstance(harness, str) else harness):
+        task = open_harness(name, folder, harness_shots)
+        opened.append(_OpenedTask(f"{PREFIX}{name}", folder, task, task.about))
     _check_settings(opened, settings)
     device = choose_device(device)
     if dtype not in DTYPES:
@@ -83,7 +86,7 @@ def evaluate(
         check_out(out, "braid eval", "results.json", CACHE, draws=all_checkpoints)
     options = {"all_checkpoints": all_checkpoints, "paths": paths, "without": without}
     folders = models() if callable(models) else open_to_score(models, **options)
-    run_tasks = {task.name: task.data for task in opened if isinstance(task.data, RunTask)}
+    run_tasks: dict[str, Any] = {task.name: task.data for task in opened if hasattr(task.data, "score_run")}
     if run_tasks:
         check_runs(next(iter(run_tasks)), folders)
     cache = None if out is None else ResultCache(Path(out))
@@ -133,31 +136,11 @@ class _OpenedTask:
         return {"settings": {name: getattr(settings, name) for name in self.uses}} if self.uses else {}
 
 
-@runtime_checkable
-class RunTask(Protocol):
-    """Open data of a task that scores a run over all of its checkpoints.
-
-    The results of `evaluate` are cached as any others are, so that a run that goes on is scored again without measuring
-    its older checkpoints twice.
-    """
-
-    def score_run(self, task: str, checkpoints: Sequence[ModelResults]) -> TaskResult:
-        """One run's result, from the results of its checkpoints."""
-
-
-@runtime_checkable
-class ChecksSettings(Protocol):
-    """Open data of a task that may refuse settings, before anything is scored."""
-
-    def check(self, settings: Settings) -> None:
-        """Raise a BraidError for settings that it does not support."""
-
-
 def _check_settings(tasks: Sequence[_OpenedTask], settings: Settings) -> None:
     """Let tasks refuse settings; where no task uses any, warn that those given have no effect."""
-    checking = [task for task in tasks if isinstance(task.data, ChecksSettings)]
-    for task in checking:
-        task.data.check(settings)  # type: ignore[attr-defined]
+    checking: list[Any] = [task.data for task in tasks if hasattr(task.data, "check")]
+    for data in checking:
+        data.check(settings)
     defaults = asdict(Settings())
     changed = [name for name, value in asdict(settings).items() if value != defaults[name]]
     if changed and not checking and not any(task.uses for task in tasks):
@@ -174,13 +157,6 @@ def _open_tasks(
         about = {key: getattr(tasks[name], key) for key in ("description", "metric", "licence", "version")}
         opened.append(_OpenedTask(name, path, tasks[name]().open_with(path, settings), about, tasks[name].uses))
     return opened
-
-
-def _open_harness_tasks(names: Sequence[str], folder: StrPath | None, shots: int | None) -> list[_OpenedTask]:
-    """Tasks of lm-evaluation-harness, under names of their own."""
-    opened = {name: open_harness(name, folder, shots) for name in dict.fromkeys(names)}
-    path = None if folder is None else Path(folder)
-    return [_OpenedTask(f"{PREFIX}{name}", path, task, task.about) for name, task in opened.items()]
 
 
 def _model_results(

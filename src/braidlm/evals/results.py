@@ -1,14 +1,11 @@
 """The results of an evaluation as plain data, for reports and programs, and their cache."""
 
-import hashlib
-import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import write_json
+from braidlm.core.files import json_sha256, write_json
 from braidlm.core.reading import read_json
 from braidlm.core.report.html import notebook
 from braidlm.core.report.report import Table
@@ -55,19 +52,6 @@ class TaskResult:
         digits = 2 if max(abs(self.score), 10 * (self.standard_error or 0.0)) >= 10 else 4  # no more than the noise has
         error = "" if self.standard_error is None else f" ± {self.standard_error:.{digits}f}"
         return f"{self.score:.{digits}f}{error}"
-
-    def facts(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> "TaskResult":
-        """The inverse of `facts`."""
-        parts = {name: Part(**part) for name, part in facts["parts"].items()}
-        by = {
-            kind: {name: Part(**part) for name, part in groups.items()} for kind, groups in facts.get("by", {}).items()
-        }
-        return cls(**{**facts, "parts": parts, "by": by})
 
 
 @dataclass(frozen=True)
@@ -163,18 +147,20 @@ class ResultCache:
 
     def find(self, key: dict[str, Any]) -> TaskResult | None:
         """The result for exactly this key; a damaged file counts as missing."""
-        path = self._path(key)
-        if not path.is_file():
-            return None
         try:
-            return TaskResult.from_facts(read_json(path)["result"])
+            facts = read_json(self._path(key))["result"]
+            by = {kind: _parts(groups) for kind, groups in facts.get("by", {}).items()}
+            return TaskResult(**{**facts, "parts": _parts(facts["parts"]), "by": by})
         except (BraidError, KeyError, TypeError, AttributeError):
             return None
 
     def write(self, key: dict[str, Any], result: TaskResult) -> None:
         """Write a result, atomically."""
-        write_json(self._path(key), {"of": key, "result": result.facts()})
+        write_json(self._path(key), {"of": key, "result": asdict(result)})
 
     def _path(self, key: dict[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-        return self.folder / f"{key['task']}-{digest[:24]}.json"
+        return self.folder / f"{key['task']}-{json_sha256(key)[:24]}.json"
+
+
+def _parts(facts: dict[str, dict[str, Any]]) -> dict[str, Part]:
+    return {name: Part(**part) for name, part in facts.items()}

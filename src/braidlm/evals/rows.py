@@ -12,7 +12,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -93,7 +93,7 @@ class Row:
         """A sentence."""
         value = self.value(key)
         if not isinstance(value, str) or not value.strip():
-            raise self.error(f"'{key}' is to be a sentence, not {json.dumps(value)[:40]}")
+            raise self.error(f"'{key}' is to be a sentence, not {short(value)}")
         return value
 
     def number(self, key: str) -> float:
@@ -104,7 +104,7 @@ class Row:
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
-            raise self.error(f"'{key}' is to be a number, not {json.dumps(value)[:40]}")
+            raise self.error(f"'{key}' is to be a number, not {short(value)}")
         return number
 
     def texts(self, key: str) -> list[str]:
@@ -112,7 +112,7 @@ class Row:
         value = self.value(key)
         valid = isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
         if not valid or len(value) < 2:
-            raise self.error(f"'{key}' is to be a list of two sentences or more, not {json.dumps(value)[:40]}")
+            raise self.error(f"'{key}' is to be a list of two sentences or more, not {short(value)}")
         return value
 
     def inner(self, key: str) -> "Row":
@@ -176,17 +176,28 @@ def json_rows(file: TextFile, example: str | None = None) -> Iterator[Row]:
             yield replace(row, fields=parse_row(line, row.where, row.error("").todo))
 
 
-def table_rows(file: TextFile, columns: Sequence[str] | None = None, example: str | None = None) -> Iterator[Row]:
+def table_rows(
+    file: TextFile, columns: Sequence[str] | None = None, example: str | None = None, needed: Sequence[str] = ()
+) -> Iterator[Row]:
     """The rows of a table: tab-separated (`.tsv`), where quotes have no meaning, or comma-separated.
 
-    The first line names the columns unless `columns` are given; a column with an empty name is not read.
+    The first line names the columns, among them those `needed`, unless `columns` are given; a column with an empty name
+    is not read.
     """
-    for cells, number in _tab_cells(file.text) if file.name.endswith(".tsv") else _comma_cells(file.text):
+    lines = csv.reader(io.StringIO(file.text, newline=""))
+    table: Iterable[tuple[int, list[str]]] = ((lines.line_num, cells) for cells in lines)
+    if file.name.endswith(".tsv"):
+        table = enumerate((line.rstrip("\r").split("\t") for line in file.text.split("\n")), 1)
+    for number, cells in table:
         if not any(cell.strip() for cell in cells):
             continue
         # Also where columns are given there may be a heading, as in GLUE's own SST-2.
         if columns is None or {name for name in columns if name} <= {cell.strip() for cell in cells}:
             columns = tuple(cell.strip() for cell in cells)
+            for name in needed:
+                if name not in columns:
+                    known = did_you_mean(name, columns).replace("There are", "It has")
+                    raise BraidError(f"there is no column '{name}'.{known}", file.where)
             continue
         row = Row({}, file.stem, f"{file.where}, line {number}", example)
         if len(cells) != len(columns):
@@ -194,41 +205,20 @@ def table_rows(file: TextFile, columns: Sequence[str] | None = None, example: st
         yield replace(row, fields={name: cell for name, cell in zip(columns, cells, strict=True) if name})
 
 
-def _tab_cells(text: str) -> Iterator[tuple[list[str], int]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        yield line.rstrip("\r").split("\t"), number
-
-
-def _comma_cells(text: str) -> Iterator[tuple[list[str], int]]:
-    rows = csv.reader(io.StringIO(text, newline=""))
-    for cells in rows:
-        yield cells, rows.line_num
+def read_rows(path: Path | str, example: str) -> Rows:
+    """The objects of all JSONL files of a folder, or of one file."""
+    return rows_of(files_of(path, example=example), path, example)
 
 
 def question_rows(path: Path, example: str) -> Rows:
     """The rows of all JSONL files of a folder, or of one file, which may also be JSON with lists of objects."""
     if path.suffix != ".json":
-        return rows_of(files_of(path, example=example), path, example)
+        return read_rows(path, example)
     files = files_of(path, ".json")
     rows = [row for file in files for row in _of_lists(file, example)]
     if not rows:
         raise BraidError("the file has no lists of objects", str(path))
     return Rows(rows, sha256_of_files(files))
-
-
-def labelled_options(row: Row) -> tuple[list[str], int]:
-    """Options and answer of a row with `choices: {text, label}` and `answerKey`."""
-    choices = row.inner("choices")
-    texts, labels = choices.texts("text"), choices.texts("label")
-    if len(texts) != len(labels):
-        raise row.error(f"there are {len(texts)} options and {len(labels)} labels")
-    return texts, row.label("answerKey", labels)
-
-
-def numbered_options(row: Row, options: str = "choices", answer: str = "gold") -> tuple[list[str], int]:
-    """Options and answer of a row with a list of options and the index of the right one, counted from 0."""
-    choices = row.texts(options)
-    return choices, row.label(answer, range(len(choices)))
 
 
 def _of_lists(file: TextFile, example: str) -> Iterator[Row]:

@@ -6,12 +6,11 @@ configurations `hub/NAME/all/CONFIG.jsonl`), and read from there the next time, 
 the network. NAME may also be a local folder in the Hub's layout, which is read every time.
 """
 
-import contextlib
 import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import atomic_folder, write_text
 from braidlm.core.reading import given_path
+from braidlm.data.sources.hub import hub_library, hub_name
 from braidlm.evals.tasks import TASKS
 from braidlm.evals.tasks.task import HUB, HubSource
 
@@ -122,42 +122,16 @@ def _source(text: str, default: HubSource) -> HubSource:
 def _load(source: HubSource, where: str) -> dict[str, Sequence[dict[str, Any]]]:
     configs = _configs(source, where)
     config = source.config if source.config in configs or len(configs) != 1 else configs[0]
-    from datasets import load_dataset
-
-    with _explained(source, where):
-        return {
-            split: list(load_dataset(_name(source), config, split=split, revision=source.revision, streaming=True))
-            for split in source.splits
-        }
+    with hub_library(where, _splits(source)) as library:
+        options = {"revision": source.revision, "streaming": True}
+        name = hub_name(source.name)
+        return {split: list(library.load_dataset(name, config, split=split, **options)) for split in source.splits}
 
 
 def _configs(source: HubSource, where: str) -> list[str]:
-    try:
-        from datasets import get_dataset_config_names
-    except ImportError:
-        todo = "`pip install 'braidlm[data]'`"
-        raise BraidError("reading a Hub data set needs the package 'datasets'", where, todo) from None
-    with _explained(source, where):
-        return list(get_dataset_config_names(_name(source), revision=source.revision))
+    with hub_library(where, _splits(source)) as library:
+        return list(library.get_dataset_config_names(hub_name(source.name), revision=source.revision))
 
 
-def _name(source: HubSource) -> str:
-    """The name for `datasets`: a local folder by its expanded path."""
-    folder = given_path(source.name)
-    return str(folder) if folder.is_dir() else source.name
-
-
-@contextlib.contextmanager
-def _explained(source: HubSource, where: str) -> Iterator[None]:
-    """Errors of `datasets` as BraidErrors; its messages name the existing splits and configurations."""
-    try:
-        yield
-    except ConnectionError as error:
-        raise BraidError(
-            f"the Hub cannot be reached ({type(error).__name__})",
-            where,
-            "Check the connection, or download the data set's files and give their folder.",
-        ) from None
-    except (ValueError, OSError) as error:
-        what = f"this data set cannot be opened: {str(error).strip().splitlines()[0]}"
-        raise BraidError(what, where, f"It is to have the splits {', '.join(source.splits)}.") from None
+def _splits(source: HubSource) -> str:
+    return f"It is to have the splits {', '.join(source.splits)}."

@@ -173,13 +173,12 @@ class TokenStream:
         lengths = starts[self._chosen + 1] - starts[self._chosen]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
-    def first_documents(self, max_tokens: int | None = None) -> tuple[int, int, int]:
+    def first_documents(self, max_tokens: int | None) -> tuple[int, int, int]:
         """Tokens, words and bytes to predict of the first whole documents within `max_tokens`, at least of one."""
         if (max_tokens is None or max_tokens >= len(self)) and not self.has_prompts:
             return len(self), self.words, self.bytes
         bounds = self.document_bounds
-        fitting = self.documents if max_tokens is None else int(np.searchsorted(bounds[1:], max_tokens, side="right"))
-        count = max(fitting, 1)
+        count = whole_documents(bounds, max_tokens)
         chosen = self.chosen[:count]
         words = self.data.document_words[chosen].sum(dtype=np.int64)
         return int(bounds[count]), int(words), int(self.data.document_target_bytes[chosen].sum(dtype=np.int64))
@@ -201,6 +200,13 @@ class TokenStream:
         """The run of each stream position; every time around the circle adds the number of runs."""
         turn, offset = np.divmod(positions, self._size)
         return turn * len(self._sources) + np.searchsorted(self._begins, offset, side="right") - 1
+
+
+def whole_documents(bounds: np.ndarray, max_tokens: int | None) -> int:
+    """How many of the first documents between `bounds` [documents + 1] are within `max_tokens`, at least one."""
+    if max_tokens is None:
+        return len(bounds) - 1
+    return max(1, int(np.searchsorted(bounds[1:], max_tokens, side="right")))
 
 
 def _runs(document_starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

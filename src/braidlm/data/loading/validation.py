@@ -46,8 +46,9 @@ class ValidationSet:
             positions = self.stream.positions(starts - 1, self.length + 1)
             tokens = self.stream.tokens_at(positions)
             if not first:
-                # The very first token has nothing before it but the EOS that ends every other document.
-                tokens[0, 0] = self._token_before() if eos is None else eos
+                # The very first token has nothing before it but the EOS that ends every other document, or, where
+                # documents have no end, the last token.
+                tokens[0, 0] = self.stream.read(self.end - 1, 1)[0][0] if eos is None else eos
             padding = np.arange(self.length) >= used[:, None]
             inputs = np.where(padding, tokens[0, 0], tokens[:, :-1])
             ignored = padding | ~self.stream.targets_at(positions[:, 1:])
@@ -57,10 +58,6 @@ class ValidationSet:
                 np.pad(inputs, missing, constant_values=tokens[0, 0]),
                 np.pad(labels, missing, constant_values=IGNORED),
             )
-
-    def _token_before(self) -> int:
-        """The token before the first where documents have no end: the last one."""
-        return int(self.stream.read(self.end - 1, 1)[0][0])
 
 
 def validation_windows(
@@ -74,9 +71,17 @@ def validation_windows(
             f"data set '{stream.name}' ({stream.data.folder})",
             "Name a data set with text.",
         )
-    starts, tokens = np.arange(0, end, length), end
+    bounds, tokens = np.array([0, end]), end
     if stream.has_prompts:
-        bounds = stream.document_bounds
-        starts = document_rows(bounds[: int(np.searchsorted(bounds, end)) + 1], length)
+        bounds = stream.document_bounds[: int(np.searchsorted(stream.document_bounds, end)) + 1]
         tokens = int(stream.targets_at(stream.positions(np.zeros(1, np.int64), end)).sum())
+    starts = row_starts(bounds, length, stream.has_prompts)
     return ValidationSet(stream, length, rows, starts, end, tokens, words, size)
+
+
+def row_starts(bounds: np.ndarray, length: int, has_prompts: bool) -> np.ndarray:
+    """Where rows of `length` begin that predict every token of documents between `bounds` [documents + 1] once.
+
+    A question is before its answer; where all is predicted, rows need not begin with a document.
+    """
+    return document_rows(bounds, length) if has_prompts else np.arange(0, bounds[-1], length)

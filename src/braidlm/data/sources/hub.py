@@ -4,9 +4,11 @@ NAME may also be a local folder in the Hub's layout.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from braidlm.core.errors import BraidError
+from braidlm.core.reading import given_path
 from braidlm.data.sources.format import (
     FORMATS,
     Piece,
@@ -50,28 +52,33 @@ class Hub(RowFormat):
 
 
 def _open(source: str, options: ReadOptions) -> Any:
+    name, _, split = source.partition(":")
+    name, _, revision = name.partition("@")
+    version = {"split": split or options.split, "revision": revision or None}
+    with hub_library(PREFIX + source, "Check the name, `--split` and `--subset`.") as library:
+        return library.load_dataset(hub_name(name), options.subset, **version, streaming=True)
+
+
+def hub_name(name: str) -> str:
+    """The name of a data set for `datasets`: a local folder by its expanded path."""
+    folder = given_path(name)
+    return str(folder) if folder.is_dir() else name
+
+
+@contextmanager
+def hub_library(where: str, todo: str) -> Iterator[Any]:
+    """The package `datasets`; its errors become BraidErrors, which name the splits and configurations that exist."""
     try:
-        from datasets import load_dataset
+        import datasets
     except ImportError:
         raise missing_package("datasets", "reading a Hub data set") from None
-    name, split, revision = _parse(source, options)
     try:
-        return load_dataset(name, options.subset, split=split, revision=revision, streaming=True)
+        yield datasets
     except ConnectionError as error:
         raise BraidError(
             f"the Hub cannot be reached ({type(error).__name__})",
-            PREFIX + source,
+            where,
             "Check the connection, or download the data set's files and give their folder.",
         ) from None
-    except (ValueError, OSError) as error:  # its errors name the splits and configurations that exist
-        raise BraidError(
-            f"this data set cannot be opened: {str(error).strip().splitlines()[0]}",
-            PREFIX + source,
-            "Check the name, `--split` and `--subset`.",
-        ) from None
-
-
-def _parse(source: str, options: ReadOptions) -> tuple[str, str, str | None]:
-    name, _, split = source.partition(":")
-    name, _, revision = name.partition("@")
-    return name, split or options.split, revision or None
+    except (ValueError, OSError) as error:
+        raise BraidError(f"this data set cannot be opened: {str(error).strip().splitlines()[0]}", where, todo) from None

@@ -7,8 +7,6 @@ with the age at which half of the children know it. A checkpoint alone has no su
 surprisal, and the run's is in `Evaluation.over_runs`.
 """
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.babylm.curves import child_age, model_age
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.results import ModelResults, TaskResult
-from braidlm.evals.rows import TextFile, files_of, sha256_of_files
+from braidlm.evals.rows import files_of, sha256_of_files, table_rows
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import requests_for, too_long
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
@@ -130,16 +128,21 @@ def read_acquisition(path: Path | str) -> Acquisition:
     """A folder with the contexts and the children's table."""
     check_scipy()
     folder = Path(path)
-    paths = [folder / CONTEXTS, folder / CHILDREN]
-    for file_path in paths:
-        if not file_path.is_file():
-            raise BraidError(f"there is no {file_path.name} here", str(folder))
-    files = [file for file_path in paths for file in files_of(file_path)]
-    contexts = _contexts(paths[0])
-    children = _children(files[1])
+    for name in (CONTEXTS, CHILDREN):
+        if not (folder / name).is_file():
+            raise BraidError(f"there is no {name} here", str(folder))
+    (texts,), (table,) = (files_of(folder / name) for name in (CONTEXTS, CHILDREN))
+    contexts = _contexts(folder / CONTEXTS)
+    children: dict[str, np.ndarray] = {}
+    for row in table_rows(table, needed=("word", *map(str, AGES))):
+        try:
+            values = np.array([float(row.fields[str(age)] or "nan") for age in AGES])
+        except ValueError as error:
+            raise row.error(f"a share is not a number ({error})") from None
+        children.setdefault(row.fields["word"], values)
     if not set(contexts) & set(children):
         raise BraidError(f"{CONTEXTS} and {CHILDREN} have no word in common", str(folder))
-    return Acquisition(contexts, children, sha256_of_files(files))
+    return Acquisition(contexts, children, sha256_of_files([texts, table]))
 
 
 def _contexts(path: Path) -> dict[str, list[str]]:
@@ -153,18 +156,3 @@ def _contexts(path: Path) -> dict[str, list[str]]:
     if not by_word:
         raise BraidError("no word has a context", str(path))
     return by_word
-
-
-def _children(file: TextFile) -> dict[str, np.ndarray]:
-    reader = csv.DictReader(io.StringIO(file.text))
-    for name in ("word", *map(str, AGES)):
-        if name not in (reader.fieldnames or ()):
-            raise BraidError(f"there is no column '{name}'", file.where)
-    shares: dict[str, np.ndarray] = {}
-    for row in reader:
-        try:
-            values = np.array([float(row[str(age)] or "nan") for age in AGES])
-        except ValueError as error:
-            raise BraidError(f"a share is not a number ({error})", f"{file.where}, line {reader.line_num}") from None
-        shares.setdefault(row["word"], values)
-    return shares

@@ -14,8 +14,6 @@ further token of a word the text of the context with all tokens before it is enc
 whose first token is predicted: where tokens merge differently in context, the numbers are the pipeline's.
 """
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.options import TaskItems
 from braidlm.evals.results import Part, TaskResult
-from braidlm.evals.rows import files_of, sha256_of_files
+from braidlm.evals.rows import Row, files_of, sha256_of_files, table_rows
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import BATCH, Request, consecutive_ranges, strip_final_specials, too_long
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
@@ -171,42 +169,27 @@ def read_reading_times(path: Path | str) -> ReadingTimes:
     files = files_of(path, ".csv")
     if len(files) != 1:
         raise BraidError(f"there are {len(files)} .csv files here, and reading times are one", str(path))
-    where = files[0].where
-    reader = csv.DictReader(io.StringIO(files[0].text))
-    for name in (*WORDS, *NUMBERS):
-        if name not in (reader.fieldnames or ()):
-            known = did_you_mean(name, reader.fieldnames or ()).replace("There are", "It has")
-            raise BraidError(f"there is no column '{name}'.{known}", where)
-    rows = [(f"{where}, line {reader.line_num}", row) for row in reader]
+    rows = list(table_rows(files[0], needed=(*WORDS, *NUMBERS)))
     if not rows:
-        raise BraidError("the file is empty", where)
-    words = [_word(row, at) for at, row in rows]
-    table = {name: np.array([_number(row, name, at) for at, row in rows]) for name in NUMBERS}
-    sentences = np.array([row["sent_id"] for _, row in rows])
-    return ReadingTimes(words, sha256_of_files(files), table, sentences)
+        raise BraidError("the file is empty", files[0].where)
+    table = {name: np.array([_number(row, name) for row in rows]) for name in NUMBERS}
+    sentences = np.array([row.fields["sent_id"] for row in rows])
+    return ReadingTimes([_word(row) for row in rows], sha256_of_files(files), table, sentences)
 
 
-def _word(row: dict[str, str], where: str) -> Word:
-    if not (row["word"] or "").strip():
-        raise BraidError("'word' is empty", where)
-    context = "None" if row["item"] in MISSING else row["item"]
-    before = None if row["prev_item"] in MISSING else (row["prev_item"], row["prev_word"])
-    return Word(context, row["word"], before)
+def _word(row: Row) -> Word:
+    word, item, before = (row.fields[name] for name in ("word", "item", "prev_item"))
+    if not word.strip():
+        raise row.error("'word' is empty")
+    context = "None" if item in MISSING else item
+    return Word(context, word, None if before in MISSING else (before, row.fields["prev_word"]))
 
 
-def _number(row: dict[str, str], name: str, where: str) -> float:
-    value = row[name]
-    if value is None or value in MISSING:
-        return math.nan
+def _number(row: Row, name: str) -> float:
     try:
-        return float(value)
+        return math.nan if row.fields[name] in MISSING else float(row.fields[name])
     except ValueError:
-        raise BraidError(f"'{name}' is to be a number, not '{value}'", where) from None
-
-
-def with_interactions(table: Table, names: Sequence[str]) -> list[np.ndarray]:
-    """The columns of these names, and the products of every two of them."""
-    return [*(table[name] for name in names), *(table[a] * table[b] for a, b in combinations(names, 2))]
+        raise row.error(f"'{name}' is to be a number, not '{row.fields[name]}'") from None
 
 
 def r_squared(columns: Sequence[np.ndarray], target: np.ndarray) -> float:
@@ -230,7 +213,8 @@ def gain(table: Table, target: str, base: Sequence[str], predictor: str) -> floa
     for extra in ([], [predictor]):
         complete = ~np.isnan(np.column_stack([table[name] for name in (target, *base, *extra)])).any(1)
         rows = {name: column[complete] for name, column in table.items()}
-        columns = [*with_interactions(rows, base), *(rows[name] for name in extra)]
+        products = (rows[a] * rows[b] for a, b in combinations(base, 2))
+        columns = [*(rows[name] for name in base), *products, *(rows[name] for name in extra)]
         values.append(r_squared(columns, rows[target]))
     baseline, extended = values
     return 100 * (extended - baseline) / (1 - baseline)

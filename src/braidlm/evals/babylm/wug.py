@@ -15,7 +15,7 @@ import numpy as np
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.options import Item, RankedOptions, predictions_by_set
 from braidlm.evals.results import TaskResult
-from braidlm.evals.rows import files_of, rows_of
+from braidlm.evals.rows import read_rows
 from braidlm.evals.scoring.near_ties import NEAR_TIE, rescored
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.statistics import check_scipy, spearman, spearman_error
@@ -82,7 +82,7 @@ def near_ranks(sums: np.ndarray, groups: list[range]) -> list[int]:
 def read_forms(path: Path | str) -> MadeUpWords:
     """The words of every `.jsonl` file of a folder, or of one file."""
     check_scipy()
-    rows = rows_of(files_of(path, example=EXAMPLE), path, EXAMPLE)
+    rows = read_rows(path, EXAMPLE)
     words, ratios = [], []
     for row in rows:
         sentences = tuple(row.text("sentences").split("\t"))

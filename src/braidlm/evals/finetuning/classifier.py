@@ -1,11 +1,9 @@
 """A classifier made of a language model in memory: its body, and a new head on the last token of a text.
 
 Texts are padded on the right and attention is causal, so that no mask is needed: the hidden state of the last token is
-what it would be without padding. The members of an average answer apart, each by its own part of the head, as they
-predict tokens apart: each is trained on its own loss, and their probabilities are averaged.
-
-Special tokens around and between two texts are the tokenizer's; those of `braid prepare`, and GPT-2's, add none. Of two
-texts that are too long together the longer is truncated first, as with tokenizers of transformers.
+what it would be without padding. The members of an average answer apart, each by its own part of the head: each is
+trained on its own loss, and their probabilities are averaged. Special tokens around and between two texts are the
+tokenizer's; of two texts that are too long together the longer is truncated first, as in transformers.
 """
 
 import copy
@@ -39,7 +37,7 @@ def make_classifier(model: Any, outputs: int) -> nn.Module:
     """
     config = copy.deepcopy(model.config)
     config.num_labels = outputs
-    classifier = _empty_classifier(config)
+    classifier = BraidForSequenceClassification(config) if config.model_type == "braid" else _of_transformers(config)
     classifier.base_model.load_state_dict(model.base_model.state_dict())
     classifier.requires_grad_(True)
     head = getattr(model, "head", None)
@@ -51,9 +49,7 @@ def make_classifier(model: Any, outputs: int) -> nn.Module:
     return classifier
 
 
-def _empty_classifier(config: Any) -> Any:
-    if config.model_type == "braid":
-        return BraidForSequenceClassification(config)
+def _of_transformers(config: Any) -> Any:
     from transformers import AutoModelForSequenceClassification
 
     try:

@@ -115,6 +115,9 @@ def task_result(
     metrics = [all_metrics(one.answers, labels, classes) for one in tuned]
     scores = [values[metric] for values in metrics]
     also = {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0] if name != metric}
+    errors = [standard_error(metric, one.answers, labels, classes) for one in tuned]
+    of_items = [error for error in errors if error is not None]
+    of_seeds = float(np.var(scores, ddof=1)) / len(scores) if len(scores) > 1 else 0.0
     notes = {
         "method": hyperparameters.method,
         "seeds": {str(seed): score for seed, score in zip(seeds, scores, strict=True)},
@@ -131,22 +134,13 @@ def task_result(
         metric=f"{metric}, %",
         score=float(np.mean(scores)),
         count=len(labels),
-        standard_error=_total_error(metric, data, tuned, scores),
+        # The error of the mean over seeds, over samples of items and of seeds.
+        standard_error=math.sqrt(float(np.mean(of_items)) ** 2 + of_seeds) if of_items else None,
         chance=constant_answer(metric, labels, classes),
         also=also,
         notes=notes,
         items={data_set.name: tuned[0].answers.tolist()},
     )
-
-
-def _total_error(metric: str, data: TokenizedData, tuned: list[FineTunedModel], scores: list[float]) -> float | None:
-    """The error of the mean over seeds, over samples of items and of seeds."""
-    errors = [standard_error(metric, one.answers, data.valid_labels, data.classes) for one in tuned]
-    of_items = [error for error in errors if error is not None]
-    if not of_items:
-        return None
-    of_seeds = float(np.var(scores, ddof=1)) / len(scores) if len(scores) > 1 else 0.0
-    return math.sqrt(float(np.mean(of_items)) ** 2 + of_seeds)
 
 
 def read_labelled(data_set: DataSet, path: Path) -> LabelledTask:
@@ -165,20 +159,19 @@ def read_labelled(data_set: DataSet, path: Path) -> LabelledTask:
 def _layout(data_set: DataSet, path: Path) -> Files:
     """The layout whose files exist."""
     folder = path.parent if path.is_file() else path
-    partial = [
-        files for files in data_set.files if (folder / files.train).is_file() or (folder / files.valid).is_file()
-    ]
-    complete = [files for files in partial if (folder / files.train).is_file() and (folder / files.valid).is_file()]
-    if path.is_file():
-        complete = [files for files in complete if files.train == path.name] or complete
+    there = {
+        files: [name for name in (files.train, files.valid) if (folder / name).is_file()] for files in data_set.files
+    }
+    complete = [files for files, names in there.items() if len(names) == 2]
+    named = [files for files in complete if path.is_file() and files.train == path.name]
     if complete:
-        return complete[0]
-    names = [f"{files.train} and {files.valid}" for files in data_set.files]
+        return (named or complete)[0]
+    partial = [(files, names[0]) for files, names in there.items() if names]
     if not partial:
+        names = [f"{files.train} and {files.valid}" for files in data_set.files]
         raise BraidError(f"there is no data of {data_set.task} here", str(folder), f"It is {', or '.join(names)}.")
-    present, missing = partial[0].valid, partial[0].train
-    if not (folder / present).is_file():
-        present, missing = missing, present
+    files, present = partial[0]
+    missing = files.train if present == files.valid else files.valid
     raise BraidError(
         f"{present} is here, and {missing} is not: {data_set.task} needs examples to learn from and examples to judge",
         str(folder),
@@ -211,24 +204,22 @@ def _texts(data_set: DataSet, row: Row) -> tuple[str, str | None]:
 
 def _label(data_set: DataSet, row: Row) -> float:
     value = row.value(LABEL)
+    shown = json.dumps(value)[:40]
     if data_set.labels is None:
-        return _number(data_set, row)
+        low, high = LABEL_RANGE
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not low <= number <= high:
+            raise row.error(
+                f"the label {shown} is not a number from {low:g} to {high:g}, as those of {data_set.name} are"
+            )
+        return number
     if isinstance(value, str) and value.strip() in data_set.labels:
         return data_set.labels.index(value.strip())
     name = str(int(value)) if isinstance(value, bool) else str(value).strip()
     if name not in map(str, range(len(data_set.labels))):
         listed = ", ".join(f"{number} ({name})" for number, name in enumerate(data_set.labels))
-        raise row.error(f"the label {json.dumps(value)[:40]} is none of those of {data_set.name}: {listed}")
+        raise row.error(f"the label {shown} is none of those of {data_set.name}: {listed}")
     return int(name)
-
-
-def _number(data_set: DataSet, row: Row) -> float:
-    value, (low, high) = row.value(LABEL), LABEL_RANGE
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not low <= number <= high:
-        label = json.dumps(value)[:40]
-        raise row.error(f"the label {label} is not a number from {low:g} to {high:g}, as those of {data_set.name} are")
-    return number

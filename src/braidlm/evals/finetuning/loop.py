@@ -102,10 +102,6 @@ TOKENS_PER_PASS = {"cuda": 65_536, "cpu": 2_048}
 """Tokens of one forward pass without gradients."""
 
 
-def width_multiple(device: str) -> int:
-    return WIDTH_MULTIPLE.get(device, WIDTH_MULTIPLE["cpu"])
-
-
 def padded_width(length: int, multiple: int, max_length: int) -> int:
     """The width of a batch whose longest text has this length."""
     return min(max_length, -(-length // multiple) * multiple)
@@ -124,17 +120,12 @@ def training_batches(lengths: np.ndarray, size: int, rng: np.random.Generator) -
 
 def evaluation_batches(lengths: np.ndarray, max_tokens: int, multiple: int, max_length: int) -> Iterator[np.ndarray]:
     """Every text once, from the shortest to the longest."""
-    order = np.argsort(lengths, kind="stable")
-    begin = 0
-    while begin < len(order):
-        stop = begin + 1
-        while stop < len(order):
-            width = padded_width(lengths[order[stop]], multiple, max_length)
-            if width * (stop + 1 - begin) > max_tokens:
-                break
-            stop += 1
-        yield order[begin:stop]
-        begin = stop
+    order, begin = np.argsort(lengths, kind="stable"), 0
+    for at, index in enumerate(order):
+        if at > begin and padded_width(lengths[index], multiple, max_length) * (at + 1 - begin) > max_tokens:
+            yield order[begin:at]
+            begin = at
+    yield order[begin:]
 
 
 class TrainingStep:
@@ -147,13 +138,9 @@ class TrainingStep:
         self.replays = replay and self.on_gpu and isinstance(model, BraidPreTrainedModel)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.rate = torch.zeros((), device=device)
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=self.rate if self.on_gpu else hyperparameters.learning_rate,
-            weight_decay=hyperparameters.weight_decay,
-            fused=True,
-            capturable=self.on_gpu,
-        )
+        rate = self.rate if self.on_gpu else hyperparameters.learning_rate
+        options = {"weight_decay": hyperparameters.weight_decay, "fused": True, "capturable": self.on_gpu}
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, **options)
         self.loss = torch.zeros((), device=device)
         """The sum of all steps' losses since it was last set to zero."""
         self.graphs: dict[torch.Size, CapturedStep | None] = {}
@@ -259,7 +246,7 @@ def fine_tune(
     data: TokenizedData,
     hyperparameters: Hyperparameters,
     seed: int,
-    advance: Callable[[int], None] | None = None,
+    advance: Callable[[int], None] = lambda tokens: None,
     replay: bool = True,
 ) -> FineTunedModel:
     """Fine-tune a copy of a language model; the model itself, and torch's random state, stay as they are.
@@ -271,30 +258,30 @@ def fine_tune(
         torch.manual_seed(seed)
         classifier = make_classifier(model, data.classes or 1)
         adapted = add_adapters(classifier, hyperparameters) if hyperparameters.method == "lora" else None
-        tuned = _train(classifier, data, hyperparameters, seed, advance or (lambda tokens: None), replay)
+        step = TrainingStep(classifier, hyperparameters, device, replay)
+        tuned = FineTunedModel(classifier, np.zeros(0), sum(parameter.numel() for parameter in step.parameters))
+        _train(tuned, step, data, hyperparameters, np.random.default_rng(seed), advance)
         if adapted is not None:
             tuned.classifier = adapted.merge_and_unload()
     return tuned
 
 
 def _train(
-    classifier: Any,
+    tuned: FineTunedModel,
+    step: TrainingStep,
     data: TokenizedData,
     hyperparameters: Hyperparameters,
-    seed: int,
+    rng: np.random.Generator,
     advance: Callable[[int], None],
-    replay: bool,
-) -> FineTunedModel:
-    rng = np.random.default_rng(seed)
-    device = data.train.ids.device
+) -> None:
+    """All epochs; the model is left with the parameters of the best."""
+    device = step.device
     labels = torch.from_numpy(data.train_labels).to(device, torch.float32 if data.classes is None else torch.int64)
-    step = TrainingStep(classifier, hyperparameters, device, replay)
-    tuned = FineTunedModel(classifier, np.zeros(0), sum(parameter.numel() for parameter in step.parameters))
     steps = hyperparameters.epochs * (len(data.train) // min(hyperparameters.batch_size, len(data.train)))
     best: list[Tensor] = []
     done = 0
     for _ in range(hyperparameters.epochs):
-        classifier.train()
+        tuned.classifier.train()
         step.loss.zero_()
         epoch = training_batches(data.train.lengths, hyperparameters.batch_size, rng)
         order = torch.from_numpy(np.concatenate(epoch)).to(device).split(len(epoch[0]))
@@ -303,8 +290,11 @@ def _train(
             step(ids, data.train.last_positions[index], labels[index], hyperparameters.rate(done, steps))
             done += 1
             advance(int(data.train.lengths[indices].sum()))
-        tuned.losses.append(_mean_loss(step, len(epoch)))
-        answers = predict(classifier, data, data.valid)
+        tuned.losses.append(float(step.loss) / len(epoch))
+        if not math.isfinite(tuned.losses[-1]):
+            todo = "Give a smaller learning rate with `--finetune-learning-rate`."
+            raise BraidError("the loss is no longer a number", "fine-tuning", todo)
+        answers = predict(tuned.classifier, data, data.valid)
         advance(int(data.valid.lengths.sum()))
         tuned.scores.append(all_metrics(answers, data.valid_labels, data.classes)[data.metric])
         if tuned.best_epoch == len(tuned.scores):
@@ -316,26 +306,17 @@ def _train(
     with torch.no_grad():
         for parameter, value in zip(step.parameters, best, strict=True):
             parameter.copy_(value)
-    return tuned
+
+
+def _multiple(device: torch.device) -> int:
+    return WIDTH_MULTIPLE.get(device.type, WIDTH_MULTIPLE["cpu"])
 
 
 def _ids(data: TokenizedData, texts: EncodedTexts, indices: np.ndarray, index: Tensor) -> Tensor:
     """The tokens of some texts, padded to the width of the longest, rounded up."""
-    multiple = width_multiple(texts.ids.device.type)
-    width = padded_width(int(texts.lengths[indices].max()), multiple, data.max_length)
+    width = padded_width(int(texts.lengths[indices].max()), _multiple(texts.ids.device), data.max_length)
     ids = texts.ids[index, :width]
-    return ids if ids.shape[1] == width else torch.nn.functional.pad(ids, (0, width - ids.shape[1]))
-
-
-def _mean_loss(step: TrainingStep, steps: int) -> float:
-    loss = float(step.loss) / steps
-    if not np.isfinite(loss):
-        raise BraidError(
-            "the loss is no longer a number",
-            "fine-tuning",
-            "Give a smaller learning rate with `--finetune-learning-rate`.",
-        )
-    return loss
+    return F.pad(ids, (0, width - ids.shape[1]))
 
 
 @torch.no_grad()
@@ -344,9 +325,8 @@ def predict(classifier: Any, data: TokenizedData, texts: EncodedTexts) -> np.nda
     classifier.eval()
     device = texts.ids.device
     max_tokens = TOKENS_PER_PASS.get(device.type, TOKENS_PER_PASS["cpu"])
-    multiple = width_multiple(device.type)
     order, outputs = [], []
-    for indices in evaluation_batches(texts.lengths, max_tokens, multiple, data.max_length):
+    for indices in evaluation_batches(texts.lengths, max_tokens, _multiple(device), data.max_length):
         index = torch.from_numpy(indices).to(device)
         with autocast(device):
             logits, _ = classify(classifier, _ids(data, texts, indices, index), texts.last_positions[index])
@@ -364,12 +344,10 @@ def add_adapters(model: Any, hyperparameters: Hyperparameters) -> Any:
     options: dict[str, Any] = {"task_type": "SEQ_CLS", "modules_to_save": [HEAD]}
     if isinstance(model, BraidPreTrainedModel):
         names = adaptable(model)
-        has_stacks = bool(split_stacks(model, names)[1])
-        return lora(model, names, rank, alpha, 0.0 if has_stacks else dropout, **options)
+        return lora(model, names, rank, alpha, 0.0 if split_stacks(model, names)[1] else dropout, **options)
     from peft import LoraConfig, get_peft_model
 
     # GPT-2's layers in transformers hold transposed matrices.
-    transposed = any(type(module).__name__ == "Conv1D" for module in model.modules())
-    options |= {"target_modules": "all-linear", "fan_in_fan_out": transposed}
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, **options)
-    return get_peft_model(model, config)
+    options["fan_in_fan_out"] = any(type(module).__name__ == "Conv1D" for module in model.modules())
+    options |= {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": "all-linear"}
+    return get_peft_model(model, LoraConfig(**options))

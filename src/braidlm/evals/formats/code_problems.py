@@ -98,7 +98,7 @@ def _completions(
     budget = token_budget(model, MAX_TOKENS)
     shots, samples = model.settings.shots, model.settings.code_samples
     prompts = [prompt_ids(model.tokenizer, problem.prompt(shots), model.settings.pauses) for problem in problems]
-    fitted = [ids if budget.prompt is None else ids[-budget.prompt :] for ids in prompts]
+    fitted = [budget.fit(ids) for ids in prompts]
     completions = complete(
         model,
         [ids for ids in fitted for _ in range(samples)],

@@ -1,9 +1,9 @@
 """Bits per byte of held-out text: every token of every document is predicted exactly once, in windows.
 
-As the validation of a run does it, so that the two agree on the same text: the documents of a source are one stream,
-each ended by the EOS token, which is predicted too; the first token is predicted from an EOS token; a window has as
-many tokens as the run's training sequences. Of questions with answers only answers are scored, in windows of whole
-documents. A packed data set is a stream of its own; the files of a folder are one.
+Windows are those of a run's validation: the documents of a source are one stream, each ended by the EOS token, which is
+predicted too; the first token is predicted from an EOS token; a window has as many tokens as the run's training
+sequences. Of questions with answers only answers are scored, in windows of whole documents. A packed data set is
+a stream of its own; the files of a folder are one.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,16 +20,15 @@ import numpy as np
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.runs import trained_length
-from braidlm.data.loading.chunking import document_rows
 from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
-from braidlm.data.loading.streams import Subset
+from braidlm.data.loading.streams import Subset, whole_documents
+from braidlm.data.loading.validation import row_starts
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
 from braidlm.data.packing.shards import Packer
 from braidlm.data.sources.format import Piece, by_document
 from braidlm.data.sources.plan import ReadOptions, check_answers, plan_shards, read_pieces
 from braidlm.data.sources.text import check_separator, parse_separators, unescaped
 from braidlm.data.tokenizing.build import load_tokenizer
-from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.results import Part, TaskResult
@@ -71,7 +70,7 @@ class TextDocuments:
 class PackedDocuments:
     """Documents of a packed data set: its own tokens for models with its tokenizer, else their text."""
 
-    def __init__(self, data: PackedData, held_out: float | None, half: Half | None = None):
+    def __init__(self, data: PackedData, held_out: float | None, half: Half | None):
         self.data = data
         share = Subset() if held_out is None else Subset(1.0 - held_out, 1.0)
         self._chosen = share.choose(data.manifest.documents)
@@ -180,17 +179,13 @@ def _text_stream(path: Path, settings: Settings) -> tuple[list[DocumentStream], 
     return [TextDocuments(documents, parts)], hashlib.sha256(digest.encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class _Encoded:
+class _Encoded(NamedTuple):
     """What is read for one tokenizer: a window per tree, and the documents that were taken."""
 
     trees: PrefixTrees
-    tokens: np.ndarray
-    """[documents], EOS included."""
-    scored: np.ndarray
-    """[tokens of all documents] bool: all but those of prompts."""
+    scored: list[np.ndarray]
+    """For each document [tokens, EOS included] bool: all but those of its prompt."""
     bytes: np.ndarray
-    """[documents]"""
     parts: list[str]
     """The file or data set of each document."""
 
@@ -212,18 +207,9 @@ class HeldOutText:
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Bits per byte over all documents, and of each file or data set."""
         window = _window(model)
-        encoded = self._prepare(model.scorer, model.tokenizer, window)
-        log_probabilities = model.scorer.score_trees(encoded.trees, advance).tokens * encoded.scored
-        sums = np.add.reduceat(log_probabilities, np.concatenate(([0], np.cumsum(encoded.tokens)[:-1])))
-        lengths = encoded.bytes
-        names = np.array(encoded.parts)
-        parts = {
-            name: Part(
-                bits_per_byte(float(sums[names == name].sum()), int(lengths[names == name].sum())),
-                int((names == name).sum()),
-            )
-            for name in dict.fromkeys(encoded.parts)
-        }
+        trees, scored, lengths, names = self._prepare(model.scorer, model.tokenizer, window)
+        is_scored = np.concatenate(scored)
+        sums = document_sums(model.scorer.score_trees(trees, advance).tokens * is_scored, [len(one) for one in scored])
         score = bits_per_byte(float(sums.sum()), int(lengths.sum()))
         return TaskResult(
             task=task,
@@ -232,8 +218,8 @@ class HeldOutText:
             count=len(lengths),
             standard_error=ratio_error(-sums / math.log(2), lengths, score),
             higher_is_better=False,
-            parts=parts,
-            notes={"tokens": int(encoded.scored.sum()), "bytes": int(lengths.sum()), "window": window},
+            parts=parts_of(sums, lengths, names),
+            notes={"tokens": int(is_scored.sum()), "bytes": int(lengths.sum()), "window": window},
             items={INFLUENCE: ratio_influences(-sums / math.log(2), lengths)},
         )
 
@@ -241,24 +227,21 @@ class HeldOutText:
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, window: int) -> _Encoded:
         eos = begin_id(tokenizer) if tokenizer.eos_id is None else tokenizer.eos_id
         requests: list[Request] = []
-        tokens: list[int] = []
         sizes: list[np.ndarray] = []
         scored: list[np.ndarray] = []
         parts: list[str] = []
         for stream in self.streams:
-            documents = _first_documents(stream.encode(tokenizer, eos), self.max_tokens)
-            lengths = [len(document.tokens) for document in documents]
-            tokens += lengths
+            documents = stream.encode(tokenizer, eos)
+            bounds = np.cumsum([0, *(len(document.tokens) for document in documents)])
+            count = whole_documents(bounds, self.max_tokens)
+            documents, bounds = documents[:count], bounds[: count + 1]
             scored += [np.arange(len(document.tokens)) >= document.prompt for document in documents]
-            sizes.append(stream.bytes[: len(documents)])
-            parts += stream.parts[: len(documents)]
-            ids = [eos, *(token for document in documents for token in document.tokens)]
-            bounds = np.cumsum([0, *lengths])
-            # A question is before its answer; where all is scored, windows need not begin with a document.
-            starts = document_rows(bounds, window) if stream.has_prompts else np.arange(0, bounds[-1], window)
-            requests += [Request(ids[at : end + 1]) for at, end in pairwise([*starts.tolist(), int(bounds[-1])])]
-        trees = PrefixTrees(requests, share=False)
-        return _Encoded(trees, np.array(tokens), np.concatenate(scored), np.concatenate(sizes), parts)
+            sizes.append(stream.bytes[:count])
+            parts += stream.parts[:count]
+            ids = [eos, *chain.from_iterable(document.tokens for document in documents)]
+            starts = row_starts(bounds, window, stream.has_prompts).tolist()
+            requests += [Request(ids[at : end + 1]) for at, end in pairwise([*starts, int(bounds[-1])])]
+        return _Encoded(PrefixTrees(requests, share=False), scored, np.concatenate(sizes), parts)
 
 
 def read_text(path: Path | str, settings: Settings | None = None) -> HeldOutText:
@@ -273,9 +256,18 @@ def window_of(scorer: Scorer) -> int:
     return scorer.context or DEFAULT_WINDOW
 
 
-def encode_long(tokenizer: BraidTokenizer, text: str) -> list[int]:
-    """The tokens of a text of any length."""
-    return Cutter(tokenizer).encode(text)
+def document_sums(log_probabilities: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """[documents] the log-probability of each, for all of their tokens one after another."""
+    return np.add.reduceat(log_probabilities, np.cumsum([0, *lengths])[:-1])
+
+
+def parts_of(sums: np.ndarray, bytes: np.ndarray, names: Sequence[str]) -> dict[str, Part]:
+    """Bits per byte of each file, data set or split; `names` has that of each document."""
+    of = {name: np.array(names) == name for name in dict.fromkeys(names)}
+    return {
+        name: Part(bits_per_byte(float(sums[own].sum()), int(bytes[own].sum())), int(own.sum()))
+        for name, own in of.items()
+    }
 
 
 def bits_per_byte(log_probabilities_sum: float, bytes: int) -> float:
@@ -287,23 +279,11 @@ def bits_per_byte(log_probabilities_sum: float, bytes: int) -> float:
 
 def _window(model: EvaluatedModel) -> int:
     """The tokens of a window: those asked for, else those that the model was trained on at once, else its context."""
-    limit, asked = model.scorer.forward.max_length, model.settings.window
+    from braidlm.core.models.folders import load_lineage  # imports torch
+
+    limit, asked, context = model.scorer.forward.max_length, model.settings.window, window_of(model.scorer)
     if asked is None:
-        return min(_trained_length(model.folder) or window_of(model.scorer), window_of(model.scorer))
+        return min((model.folder and trained_length(load_lineage(model.folder))) or context, context)
     if limit is not None and asked > limit:
         raise BraidError(f"a window of {asked} tokens is longer than the model's context of {limit}")
     return asked
-
-
-def _trained_length(folder: Path | None) -> int | None:
-    from braidlm.core.models.folders import load_lineage
-
-    return None if folder is None else trained_length(load_lineage(folder))
-
-
-def _first_documents(documents: Sequence[EncodedDocument], max_tokens: int | None) -> Sequence[EncodedDocument]:
-    """The first whole documents within so many tokens, at least one."""
-    if max_tokens is None:
-        return documents
-    ends = np.cumsum([len(document.tokens) for document in documents])
-    return documents[: max(1, int(np.searchsorted(ends, max_tokens, side="right")))]

@@ -67,8 +67,8 @@ class MathsProblems(TaskItems[Question]):
         for question in self.items:
             ids, used = self._fitted(question, model, shots, budget.prompt)
             fewer += used < shots
-            truncated += budget.prompt is not None and len(ids) > budget.prompt
-            prompts.append(ids if budget.prompt is None else ids[-budget.prompt :])
+            prompts.append(budget.fit(ids))
+            truncated += len(prompts[-1]) < len(ids)
         is_finished = functools.partial(contains_any, stops=[self.stop])
         completions = complete(model, prompts, budget.new, [is_finished] * len(prompts), advance=advance)
         solutions = [truncate_at(completion.text, [self.stop]) for completion in completions]

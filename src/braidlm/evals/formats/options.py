@@ -18,7 +18,7 @@ import numpy as np
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.results import Part, TaskResult
-from braidlm.evals.rows import files_of, rows_of
+from braidlm.evals.rows import read_rows
 from braidlm.evals.scoring.near_ties import resolve_near_ties
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import (
@@ -133,7 +133,7 @@ class RankedOptions(TaskItems[Item]):
 
 def read_pairs(path: Path | str) -> RankedOptions:
     """The minimal pairs of every `.jsonl` file of a folder, or of one file."""
-    rows = rows_of(files_of(path, example=PAIR_EXAMPLE), path, PAIR_EXAMPLE)
+    rows = read_rows(path, PAIR_EXAMPLE)
     pairs = []
     for row in rows:
         # One of BLiMP's sets writes its field as syntax/semantics, the others of that field as syntax_semantics.

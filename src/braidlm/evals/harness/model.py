@@ -103,8 +103,7 @@ class HarnessModel(TemplateLM):
         for indices in by_settings.values():
             max_tokens, stops, sampling = generation_settings(requests[indices[0]].args[1])
             budget = token_budget(self.evaluated, max_tokens)
-            prompts = [prompt_ids(self.evaluated.tokenizer, requests[index].args[0]) for index in indices]
-            prompts = [ids if budget.prompt is None else ids[-budget.prompt :] for ids in prompts]
+            prompts = [budget.fit(prompt_ids(self.evaluated.tokenizer, requests[at].args[0])) for at in indices]
             is_finished = [functools.partial(contains_any, stops=stops)] * len(prompts)
             with self.unsilenced():
                 completions = complete(self.evaluated, prompts, budget.new, is_finished, sampling, self.advance)

@@ -1,20 +1,19 @@
 """Completions of prompts: generated in batches, each until its stop condition, and independent of the batch.
 
-Braid's models run through Braid's decoder, other models of transformers with their own cache. Where tokens are sampled,
-every prompt has its own random numbers, seeded by the seed and the prompt's index: another batch size or another device
-samples the same tokens (but for rounding in the last bit of float32).
+Where tokens are sampled, every prompt has its own random numbers, seeded by the seed and the prompt's index: another
+batch size or another device samples the same tokens (but for rounding in the last bit of float32).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
-from braidlm.core.decoding.generation import TextStream, without_pauses
+from braidlm.core.decoding.decoder import Sampling, TokenDecoder, decode_tokens
+from braidlm.core.decoding.generation import TextStream, decoder_for, without_pauses
 from braidlm.core.decoding.prompts import pause_tokens
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
@@ -42,13 +41,16 @@ class Completion:
     """Why: `finished` by the stop condition, at the `end` of text, or at the `limit` of tokens."""
 
 
-@dataclass(frozen=True)
-class TokenBudget:
+class TokenBudget(NamedTuple):
     """How many tokens of a model's context are for the prompt and for new tokens."""
 
     prompt: int | None
     """None for no limit."""
     new: int
+
+    def fit(self, ids: list[int]) -> list[int]:
+        """The end of a prompt, as much as there is room for."""
+        return ids if self.prompt is None else ids[-self.prompt :]
 
 
 def token_budget(model: EvaluatedModel, max_tokens: int) -> TokenBudget:
@@ -82,19 +84,25 @@ def complete(
 ) -> list[Completion]:
     """A completion for each prompt of token ids, at most `max_rows` at once; greedy, unless `sampling` is given."""
     sampling = without_pauses(sampling or Sampling(temperature=0), model.tokenizer)
-    generator = _Generator(model, max_tokens)
+    eos, pad = model.tokenizer.eos_id, model.tokenizer.pad_id or 0
+    decoder: TokenDecoder | None = None
+    size, done = (0, 0), 0
     completions: list[Completion | None] = [None] * len(prompts)
-    done = 0
     with torch.inference_mode(), full_float32():
         for batch in _batches(model, [len(ids) for ids in prompts], max_tokens, max_rows):
+            ids = [list(prompts[index]) for index in batch]
+            needed = (len(batch), _rounded(max(map(len, ids)) + max_tokens))
+            if decoder is None or needed != size:  # one of the same size is kept, as its CUDA graph takes time
+                decoder = None  # frees its memory before the next one is allocated
+                decoder, size = decoder_for(model.model, *needed), needed
             row_sampling = _RowSampling(sampling, batch, max_tokens, model.device)
-            streams = [TextStream(model.tokenizer, prompts[index]) for index in batch]
+            streams = [TextStream(model.tokenizer, prompt) for prompt in ids]
             texts = [""] * len(batch)
             running = set(range(len(batch)))
-            for tokens in generator.tokens([list(prompts[index]) for index in batch], row_sampling):
+            for tokens, _ in decode_tokens(decoder, ids, max_tokens, row_sampling, eos, pad):
                 for row in sorted(running):
                     token = tokens[row]
-                    if token is None or token == model.tokenizer.eos_id:
+                    if token is None or token == eos:
                         completions[batch[row]] = Completion(texts[row] + streams[row].finish(), "end")
                         running.discard(row)
                     elif piece := streams[row].add(token):
@@ -153,48 +161,3 @@ def _batches(model: EvaluatedModel, lengths: list[int], max_tokens: int, max_row
 
 def _rounded(length: int) -> int:
     return -(-length // CACHE_MULTIPLE) * CACHE_MULTIPLE
-
-
-class _Generator:
-    """Generates with one model; the decoder is kept for the next batch of its size, as its CUDA graph takes time."""
-
-    def __init__(self, model: EvaluatedModel, max_tokens: int):
-        self.model, self.max_tokens = model, max_tokens
-        self.decoder: Decoder | None = None
-        self.size = (0, 0)
-
-    def tokens(self, prompts: list[list[int]], sampling: _RowSampling) -> Iterator[Sequence[int | None]]:
-        """At each step every row's next token."""
-        model, tokenizer = self.model.model, self.model.tokenizer
-        if not isinstance(model, BraidForCausalLM):
-            yield from _transformers_tokens(model, prompts, self.max_tokens, sampling)
-            return
-        size = (len(prompts), _rounded(max(map(len, prompts)) + self.max_tokens))
-        if self.decoder is None or size != self.size:
-            self.decoder = None  # frees its memory before the next one is allocated
-            self.decoder, self.size = Decoder(model, *size), size
-        eos, pad = tokenizer.eos_id, tokenizer.pad_id or 0
-        for tokens, _ in decode_tokens(self.decoder, prompts, self.max_tokens, sampling, eos, pad):
-            yield tokens
-
-
-def _transformers_tokens(
-    model: Any, prompts: list[list[int]], max_tokens: int, sampling: _RowSampling
-) -> Iterator[Sequence[int | None]]:
-    """Plain decoding with the model's own cache, padded on the left where lengths differ."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-    padded = not bool(mask.all())
-    past = None
-    for step in range(max_tokens):
-        inputs: dict[str, Any] = {"past_key_values": past, "use_cache": True, "return_dict": True}
-        if padded:
-            positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-            inputs |= {"attention_mask": mask, "position_ids": positions}
-        out = model(input_ids=ids, **inputs)
-        chosen = sampling.choose(out.logits[:, -1])
-        yield chosen.tolist()
-        if step + 1 < max_tokens:
-            past, ids = out.past_key_values, chosen[:, None]
-            mask = torch.cat([mask, torch.ones_like(ids)], dim=-1)

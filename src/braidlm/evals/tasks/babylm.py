@@ -18,7 +18,7 @@ from braidlm.evals.babylm.conventions import COMMAND, LICENCE, SOURCE, babylm_lo
 from braidlm.evals.babylm.reading import read_reading_times
 from braidlm.evals.babylm.wug import read_forms
 from braidlm.evals.formats.options import METRIC, Item, RankedOptions, read_pairs
-from braidlm.evals.rows import Row, files_of, protected_files, rows_of
+from braidlm.evals.rows import Row, protected_files, read_rows, rows_of
 from braidlm.evals.tasks.task import TASKS, HubSource, Task
 
 
@@ -95,7 +95,7 @@ class Comps(Task):
     fetch = f"It is `full_eval/comps` of {SOURCE}. Or {hub.command}"
 
     def open(self, path: Path) -> RankedOptions:
-        rows = rows_of(files_of(path, example=COMPS_EXAMPLE), path, COMPS_EXAMPLE)
+        rows = read_rows(path, COMPS_EXAMPLE)
         items = []
         for row in rows:
             phrase = row.text("property_phrase")
@@ -127,7 +127,7 @@ class _EntityTracking(Task):
     licence = f"{LICENCE}; its authors name none (github.com/sebschu/entity-tracking-lms)"
 
     def open(self, path: Path) -> RankedOptions:
-        rows = rows_of(files_of(path, example=ENTITY_EXAMPLE), path, ENTITY_EXAMPLE)
+        rows = read_rows(path, ENTITY_EXAMPLE)
         items, splits = [], {}
         for row in rows:
             moves, prefix, options = row.number("numops"), row.text("input_prefix"), tuple(row.texts("options"))

@@ -10,7 +10,6 @@ perplexity (mean over its tokens, the first given the BOS token) is the model's 
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
@@ -23,16 +22,7 @@ from braidlm.evals.formats.multiple_choice import (
     endings,
     metric,
 )
-from braidlm.evals.rows import (
-    Row,
-    Rows,
-    TextFile,
-    files_of,
-    labelled_options,
-    numbered_options,
-    question_rows,
-    sha256_of_files,
-)
+from braidlm.evals.rows import Row, Rows, files_of, question_rows, sha256_of_files, table_rows
 from braidlm.evals.tasks.task import TASKS, HubSource, Task
 
 EXAMPLE = '{"query": "The sky is", "choices": ["blue", "loud"], "gold": 0}'
@@ -44,9 +34,11 @@ class ChoiceTask(Task):
     """A task whose rows are questions."""
 
     headline: Measure = "raw"
-    metric = metric("raw")
     hub: HubSource
     fixed_options = False
+
+    def __init_subclass__(cls) -> None:
+        cls.metric = metric(cls.headline)
 
     def open(self, path: Path) -> MultipleChoice:
         rows = self.rows(path)
@@ -60,6 +52,21 @@ class ChoiceTask(Task):
     @abstractmethod
     def question(self, row: Row) -> Question:
         """One row as a question."""
+
+
+def labelled_options(row: Row) -> tuple[list[str], int]:
+    """Options and answer of a row with `choices: {text, label}` and `answerKey`."""
+    choices = row.inner("choices")
+    texts, labels = choices.texts("text"), choices.texts("label")
+    if len(texts) != len(labels):
+        raise row.error(f"there are {len(texts)} options and {len(labels)} labels")
+    return texts, row.label("answerKey", labels)
+
+
+def numbered_options(row: Row, options: str = "choices", answer: str = "gold") -> tuple[list[str], int]:
+    """Options and answer of a row with a list of options and the index of the right one, counted from 0."""
+    choices = row.texts(options)
+    return choices, row.label(answer, range(len(choices)))
 
 
 class _Arc(ChoiceTask):
@@ -87,7 +94,6 @@ TASKS.declare(
     description="ARC, challenge set: those that retrieval and word counts get wrong",
     size="1,172 questions, mostly of 4 options",
     headline="per byte",
-    metric=metric("per byte"),
     locations=("choice/arc_challenge.jsonl", "arc_challenge.jsonl", "arc_challenge"),
     hub=HubSource("allenai/ai2_arc", "ARC-Challenge"),
 )
@@ -125,7 +131,6 @@ class HellaSwag(ChoiceTask):
     size = "10,042 scenes (validation), or as many as the file has"
     licence = "MIT"
     headline = "per byte"
-    metric = metric("per byte")
     locations = ("choice/hellaswag.jsonl", "hellaswag.jsonl", "hellaswag", "choice/hellaswag-2000.json")
     hub = HubSource("Rowan/hellaswag", None, ("validation",))
 
@@ -153,7 +158,6 @@ class OpenBookQA(ChoiceTask):
     size = "500 questions"
     licence = "none is stated (see allenai.org/data/open-book-qa)"
     headline = "per byte"
-    metric = metric("per byte")
     locations = ("choice/openbook_qa.jsonl", "openbook_qa.jsonl", "openbookqa.jsonl", "openbookqa")
     hub = HubSource("allenai/openbookqa", "main")
 
@@ -228,7 +232,7 @@ def _passage(row: Row) -> tuple[str, str]:
 
 
 REPOSITORY = "Cross-Lingual-Consistency"
-HEADING = ("Prompt", "Ans", "Candidate Ans", "Subject")
+PROMPT, ANSWER, CANDIDATES = "Prompt", "Ans", "Candidate Ans"
 GAP = "<mask>"
 
 
@@ -240,10 +244,10 @@ class _Bmlama(Task):
     def open(self, path: Path) -> MultipleChoice:
         """The questions of every language: one file each, `en.tsv` and so on."""
         files = files_of(path, ".tsv")
-        questions = [question for file in files for question in _questions(file)]
-        if not questions:
+        rows = [row for file in files for row in table_rows(file, needed=(PROMPT, ANSWER, CANDIDATES))]
+        if not rows:
             raise BraidError("the files have no rows", str(path))
-        return MultipleChoice(questions, sha256_of_files(files), headline="per token", begin="bos")
+        return MultipleChoice([_fact(row) for row in rows], sha256_of_files(files), headline="per token", begin="bos")
 
 
 TASKS.declare(
@@ -262,22 +266,12 @@ TASKS.declare(
 )
 
 
-def _questions(file: TextFile) -> Iterator[Question]:
-    lines = file.text.replace("\r\n", "\n").split("\n")
-    if tuple(lines[0].split("\t")) != HEADING:
-        raise BraidError(f"the columns are to be {', '.join(HEADING)} (with tabs between)", f"{file.where}, line 1")
-    for number, line in enumerate(lines[1:], 2):
-        if line.strip():
-            yield _question(line.split("\t"), file.stem, f"{file.where}, line {number}")
-
-
-def _question(cells: list[str], language: str, where: str) -> Question:
-    if len(cells) < 3:
-        raise BraidError(f"there are {len(cells)} columns, and {len(HEADING)} are expected", where)
-    prompt, answer, candidates = cells[0], cells[1].strip(), [each.strip() for each in cells[2].split(", ")]
+def _fact(row: Row) -> Question:
+    prompt, answer = row.text(PROMPT), row.text(ANSWER).strip()
+    candidates = [each.strip() for each in row.text(CANDIDATES).split(", ")]
     if prompt.count(GAP) != 1:
-        raise BraidError(f"the sentence is to have one gap, {GAP}", where)
+        raise row.error(f"the sentence is to have one gap, {GAP}")
     if answer not in candidates:
-        raise BraidError(f"the answer '{answer}' is not among the candidates", where)
+        raise row.error(f"the answer '{answer}' is not among the candidates")
     sentences = tuple(("", prompt.replace(GAP, candidate)) for candidate in candidates)
-    return Question(sentences, candidates.index(answer), language)
+    return Question(sentences, candidates.index(answer), row.stem)

@@ -7,17 +7,17 @@ original page, so that models with different tokenizers can be compared.
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from braidlm.core.errors import BraidError
+from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.formats.held_out_text import HeldOutText, bits_per_byte, encode_long, read_text, window_of
-from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.formats.held_out_text import HeldOutText, document_sums, parts_of, read_text, window_of
+from braidlm.evals.results import TaskResult
 from braidlm.evals.rows import TextFile, files_of, rows_of, sha256_of_files
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import begin_id, sliding_windows
@@ -63,36 +63,35 @@ class WikiPages:
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Bits per byte of the first split; of every split that and the perplexity per word."""
         trees, sizes = self._prepare(model.scorer, model.tokenizer)
-        tokens = model.scorer.score_trees(trees, advance).tokens
-        sums = np.add.reduceat(tokens, np.concatenate(([0], np.cumsum(sizes)[:-1])))
-        parts, also, begin = {}, {}, 0
+        sums = document_sums(model.scorer.score_trees(trees, advance).tokens, sizes)
+        names = [name for name, pages in self.splits.items() for _ in pages]
+        lengths = np.array([len(page.encode()) for pages in self.splits.values() for page in pages])
+        parts = parts_of(sums, lengths, names)
+        also = {}
         for name, pages in self.splits.items():
-            total = float(sums[begin : begin + len(pages)].sum())
-            parts[name] = Part(bits_per_byte(total, sum(len(page.encode()) for page in pages)), len(pages))
+            total = float(sums[np.array(names) == name].sum())
             also[f"perplexity per word, {name}"] = math.exp(-total / sum(map(words, pages)))
-            begin += len(pages)
         name, pages = next(iter(self.splits.items()))
-        lengths = np.array([len(page.encode()) for page in pages])
+        bits, lengths = -sums[: len(pages)] / math.log(2), lengths[: len(pages)]
         return TaskResult(
             task=task,
             metric=f"bits per byte ({name})",
             score=parts[name].score,
             count=self.count,
-            standard_error=ratio_error(-sums[: len(pages)] / math.log(2), lengths, parts[name].score),
+            standard_error=ratio_error(bits, lengths, parts[name].score),
             higher_is_better=False,
             parts=parts,
             also=also,
-            notes={"tokens": int(sizes.sum()), "window": window_of(model.scorer)},
-            items={INFLUENCE: ratio_influences(-sums[: len(pages)] / math.log(2), lengths)},
+            notes={"tokens": sum(sizes), "window": window_of(model.scorer)},
+            items={INFLUENCE: ratio_influences(bits, lengths)},
         )
 
     @cached_per_tokenizer
-    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[PrefixTrees, np.ndarray]:
-        window = window_of(scorer)
-        bos = begin_id(tokenizer)
-        encoded = [encode_long(tokenizer, detokenized(page)) for pages in self.splits.values() for page in pages]
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[PrefixTrees, list[int]]:
+        window, bos, cutter = window_of(scorer), begin_id(tokenizer), Cutter(tokenizer)
+        encoded = [cutter.encode(detokenized(page)) for pages in self.splits.values() for page in pages]
         requests = [request for ids in encoded for request in sliding_windows(ids, bos, window)]
-        return PrefixTrees(requests, share=False), np.array([len(ids) for ids in encoded])
+        return PrefixTrees(requests, share=False), [len(ids) for ids in encoded]
 
 
 def pages_of(text: str) -> list[str]:
@@ -109,21 +108,18 @@ def pages_of(text: str) -> list[str]:
 
 def detokenized(page: str) -> str:
     """The text of a page without the marks and spaces of WikiText's tokenization."""
-    page = _replaced(page, SPELLINGS)
+    for old, new in SPELLINGS:
+        page = page.replace(old, new)
     for pattern, replacement in ENCLOSED:
         page = re.sub(pattern, replacement, page)
-    return _replaced(page, REST)
+    for old, new in REST:
+        page = page.replace(old, new)
+    return page
 
 
 def words(page: str) -> int:
     """The words of an original page, counted as lm-evaluation-harness counts them."""
     return len(re.split(r"\s+", page))
-
-
-def _replaced(text: str, pairs: Sequence[tuple[str, str]]) -> str:
-    for old, new in pairs:
-        text = text.replace(old, new)
-    return text
 
 
 @TASKS.register("wikitext2")
@@ -143,8 +139,7 @@ class WikiText2(Task):
         else:
             paths = {split: [path / n for n in names if (path / n).is_file()] for split, names in NAMES.items()}
             files = {split: files_of(candidates[0])[0] for split, candidates in paths.items() if candidates}
-        splits = {split: _pages(file) for split, file in files.items()}
-        splits = {split: pages for split, pages in splits.items() if pages}
+        splits = {split: pages for split, file in files.items() if (pages := _pages(file))}
         if not splits:
             raise BraidError(f"there is no {' and no '.join(names[0] for names in NAMES.values())} here", str(path))
         return WikiPages(splits, sha256_of_files(list(files.values())))
