@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -16,8 +17,10 @@ def hasten() -> None:
     from triton.runtime.interpreter import interpreter_builder
 
     _patch_language_once()
+    _call_builtins_directly()
     _find_types_once()
     _wrap_shapes_once()
+    _compute_directly()
     interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
 
 
@@ -47,6 +50,22 @@ def _patch_language_once() -> None:
     interpreter._patch_lang = patch_once
 
 
+def _call_builtins_directly() -> None:
+    """Every operation of a kernel is called through two functions that sort its options; here through one."""
+    from triton.runtime import interpreter
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        called = getattr(member, "__wrapped__", member)
+
+        def new_member(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return called(*args, **kwargs)
+
+        scope.set_attr(obj, name, new_member)
+
+    interpreter._patch_attr = patch_attr
+
+
 def _find_types_once() -> None:
     """The interpreter makes the whole table of types to find one."""
     from triton.runtime import interpreter
@@ -63,8 +82,10 @@ def _find_types_once() -> None:
 
 
 def _wrap_shapes_once() -> None:
-    """Every tensor and every type of one wraps its few sizes anew, in objects that nobody changes."""
+    """Every tensor and every type of one wraps its few sizes anew, in objects that nobody changes; here equal shapes
+    are one object, and tensors that have it need no broadcasting."""
     from triton.language import core
+    from triton.language.semantic import TritonSemantic
 
     make_type = core.block_type.__init__
 
@@ -88,5 +109,79 @@ def _wrap_shapes_once() -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.shape, self.numel = of_tensor(*type.shape.values) if type.is_block() else of_tensor()
 
+    broadcast = TritonSemantic.broadcast_impl_value
+
+    def broadcast_if_needed(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
+
+    TritonSemantic.broadcast_impl_value = broadcast_if_needed
     core.block_type.__init__ = make_type_once
     core.tensor.__init__ = make_tensor_once
+
+
+def _compute_directly() -> None:
+    """numpy computes the plain operations at once: of two tensors of one plain type or of a tensor and a number of
+    that type, where numpy broadcasts as Triton does, and of a pointer and integers. All others go Triton's way."""
+    import numpy as np
+    from triton.language import core
+    from triton.runtime.interpreter import TensorHandle
+
+    float_type, int_types, bool_name = core.float32.name, {"int32": np.int32, "int64": np.int64}, core.int1.name
+    scalars: dict[str, Any] = {}
+    smallest, largest = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
+    def as_operand(other: Any, wanted: str) -> Any:
+        """The array of the second operand, if it is a tensor of this type or a number that this type holds."""
+        if type(other) is core.tensor:
+            return other.handle.data if other.dtype.name == wanted else None
+        if type(other) is core.constexpr:
+            other = other.value
+        if type(other) is float and wanted == float_type:
+            size = abs(other)
+            return np.float32(other) if size == 0 or size == math.inf or smallest <= size <= largest else None
+        if type(other) is int and wanted != bool_name and -(2**31) <= other < 2**31:
+            return np.float32(other) if wanted == float_type else int_types[wanted](other)
+        return None
+
+    @functools.cache
+    def block_of(sizes: tuple[int, ...], name: str) -> Any:
+        return core.block_type(scalars[name], sizes)
+
+    def result(data: Any, scalar: Any, is_block: bool) -> Any:
+        handle = object.__new__(TensorHandle)
+        handle.data, handle.dtype, handle.attr = data, scalar, {}
+        if not is_block:
+            return core.tensor(handle, scalar)
+        scalars.setdefault(scalar.name, scalar)
+        return core.tensor(handle, block_of(data.shape, scalar.name))
+
+    def direct(name: str, compute: Callable[[Any, Any], Any], types: set[str], scalar: Any = None) -> None:
+        usual = getattr(core.tensor, name).__wrapped__
+        swapped = name in ("__radd__", "__rsub__", "__rmul__")
+
+        def computed(self: Any, other: Any, _semantic: Any = None) -> Any:
+            own = self.dtype
+            if own.name in types:
+                theirs = as_operand(other, own.name)
+                if theirs is not None:
+                    ours = self.handle.data
+                    data = compute(theirs, ours) if swapped else compute(ours, theirs)
+                    is_block = self.type.is_block() or (type(other) is core.tensor and other.type.is_block())
+                    return result(data, scalar or own, is_block)
+            elif name == "__add__" and own.is_ptr() and type(other) is core.tensor and other.dtype.name in int_types:
+                size = max(1, self.handle.get_element_ty().primitive_bitwidth // 8)
+                data = self.handle.data + np.uint64(size) * other.handle.data.astype(np.uint64)
+                return result(data, own, self.type.is_block() or other.type.is_block())
+            return usual(self, other, _semantic=_semantic)
+
+        setattr(core.tensor, name, core.builtin(functools.wraps(usual)(computed)))
+
+    numbers = {float_type, *int_types}
+    for name, compute in {"add": np.add, "sub": np.subtract, "mul": np.multiply}.items():
+        direct(f"__{name}__", compute, numbers)
+        direct(f"__r{name}__", compute, numbers)
+    direct("__truediv__", np.divide, {float_type})
+    direct("__and__", np.bitwise_and, {bool_name})
+    for name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
+        short = {"less": "lt", "greater": "gt", "equal": "eq", "not_equal": "ne"}.get(name, name[0] + "e")
+        direct(f"__{short}__", getattr(np, name), numbers, core.int1)
