@@ -6,12 +6,13 @@ import importlib.util
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import triton_interpreter
+from tests.outcome import Outcome
 
 # Before anything imports transformers, which reads these once.
 _cache = tempfile.TemporaryDirectory(prefix="braid-tests-")
@@ -89,3 +90,36 @@ def _not_quiet() -> Iterator[None]:
 
     yield
     console.set_quiet(False)
+
+
+@pytest.fixture
+def braid(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run `braid ...` in this process."""
+    from braidlm.cli.main import main
+
+    def run(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed data set with a tokenizer of its own, for all tests that train."""
+    from braidlm.data.packing.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("data") / "stories"
+    prepare("stories", folder, documents=120, tokenizer="bpe", vocab_size=300, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def maths(stories: Path) -> Path:
+    """A second packed data set, with the tokenizer of the first."""
+    from braidlm.data.packing.prepare import prepare
+
+    folder = stories.parent / "maths"
+    prepare("maths", folder, documents=120, tokenizer=stories / "tokenizer", workers=1)
+    return folder
