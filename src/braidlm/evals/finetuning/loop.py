@@ -139,8 +139,10 @@ class TrainingStep:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.rate = torch.zeros((), device=device)
         rate = self.rate if self.on_gpu else hyperparameters.learning_rate
-        options = {"weight_decay": hyperparameters.weight_decay, "fused": True, "capturable": self.on_gpu}
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, **options)
+        decay = hyperparameters.weight_decay
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=rate, weight_decay=decay, fused=True, capturable=self.on_gpu
+        )
         self.loss = torch.zeros((), device=device)
         """The sum of all steps' losses since it was last set to zero."""
         self.graphs: dict[torch.Size, CapturedStep | None] = {}

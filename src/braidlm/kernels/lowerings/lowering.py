@@ -154,14 +154,14 @@ def lowers_mixin(mixin: type[nn.Module]) -> Callable[[type[Lowering]], type[Lowe
 
 def lowering_of(part: nn.Module) -> Any:
     """The lowering of a part's exact class, Braid's own or another package's; None where there is none."""
-    kind = kind_of(part)
+    kind: Any = kind_of(part)
     if kind not in LOWERINGS and not kind.__module__.startswith("braidlm."):
         _load_third_party_lowerings()
     return LOWERINGS.get(kind) or _mixed_lowering(kind)
 
 
 @cache
-def _mixed_lowering(kind: type[nn.Module]) -> Any:
+def _mixed_lowering(kind: Any) -> Any:
     """The lowering of a class that is made of a mixin and the class of a layer, if both have one."""
     mixin, *layers = kind.__bases__
     if len(layers) != 1 or mixin not in MIXINS or layers[0] not in LOWERINGS:
