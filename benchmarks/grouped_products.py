@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
-from braidlm.kernels.ops.product_blocks import Blocks
+from braidlm.kernels.ops.launch import Blocks
 from braidlm.kernels.routed.combine import Combine, summed_rows
 from braidlm.kernels.routed.grouped.products import grouped_backward, grouped_forward
 from braidlm.kernels.routed.grouped.weights import WeightLayout, grouped_weight_gradient

@@ -20,7 +20,7 @@ from profile_step import print_profile
 from torch import Tensor, nn, optim
 from triton.runtime.errors import OutOfResources
 
-from braidlm.kernels.ops.product_blocks import Blocks
+from braidlm.kernels.ops.launch import Blocks
 from braidlm.kernels.optimizers.fused_step import FusedStep
 from braidlm.kernels.optimizers.newton_schulz import BLOCKS, NewtonSchulz, ProductBlocks
 from braidlm.model.config.registry import Choice

@@ -34,7 +34,7 @@ WARMUP = 8
 @contextlib.contextmanager
 def changed(changes: Sequence[str]) -> Iterator[None]:
     """Constants of kernels as the changes have them."""
-    from braidlm.kernels.ops.product_blocks import Blocks
+    from braidlm.kernels.ops.launch import Blocks
     from braidlm.kernels.routed.grouped.weights import WeightLayout
 
     with contextlib.ExitStack() as stack:

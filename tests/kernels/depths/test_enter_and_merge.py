@@ -10,8 +10,8 @@ from braidlm.kernels.depths.enter import Choice, Enter, EnterConfig, choose_toke
 from braidlm.kernels.depths.merge import Merge, MergeConfig, plain_merge
 from braidlm.kernels.depths.predict import Predict, plain_predict
 from braidlm.kernels.gradient_stacks import GradientStack, StackedRows
-from braidlm.kernels.ops.add import AddDelta
 from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.norm import AddDelta
 from braidlm.kernels.side_stream import use_side_stream
 from tests.kernels.comparison import assert_equal_with_gradients, nan_in_new_memory, side_stream
 

@@ -14,7 +14,7 @@ from braidlm.kernels.depths.enter import Choice
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import row_tile
-from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
+from braidlm.kernels.ops.norm import addition, store_gradients, stored, tile_of_program
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 

@@ -1,5 +1,6 @@
-"""What launches need: facts about the device, and tables of addresses on it."""
+"""What launches need: facts about the device, the sizes of tiles and blocks, and tables of addresses on the device."""
 
+from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import torch
@@ -9,6 +10,36 @@ from braidlm.kernels.optional_triton import triton
 
 ELEMENTS = 512
 """Elements of a warp's tile: a row that fits into one warp needs no synchronization with others."""
+MIN_BLOCK = 16
+"""A tensor core's minimum in any dimension."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A program's block of a product [rows, columns], its step over the inner dimension, and its launch options."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+    max_registers: int | None = None
+    """Per thread, where a limit lets a multiprocessor run more programs at once."""
+
+    @property
+    def launch(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "num_stages": self.stages, **register_limit(self.max_registers)}
+
+
+FLOAT32_BLOCKS = Blocks(64, 64, 32, 4, 2)
+"""Smaller, since float32 takes twice the memory."""
+
+
+def fit_blocks(blocks: Blocks, rows: int, columns: int, inner: int) -> tuple[int, int, int]:
+    """Block sizes that are not much larger than their dimensions."""
+    sizes = zip((blocks.rows, blocks.columns, blocks.inner), (rows, columns, inner), strict=True)
+    m, n, k = (min(block, max(MIN_BLOCK, triton.next_power_of_2(size))) for block, size in sizes)
+    return m, n, k
 
 
 @cache

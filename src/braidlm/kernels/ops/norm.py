@@ -13,16 +13,59 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.dropout import threshold
+from braidlm.kernels.ops.dropout import DropoutUse, apply_dropout, dropout_into, threshold
 from braidlm.kernels.ops.launch import programs_for, row_tile
-from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
 from braidlm.kernels.optional_triton import tl, triton
+from braidlm.kernels.side_stream import current_side_stream, on_side
 
 VECTORS = 3
 """Summed backward: gradients of the norm's weight, its bias and the bias of the layer before (some may be unused)."""
 PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 8
 """A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
 STAGES = tl.constexpr(3)
+ELEMENTS = 2048
+"""Elements of a program that adds without a norm."""
+
+
+@triton.jit
+def tile_of_program(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The rows of this program, all columns, which columns and elements there are, and the elements' offsets."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    column_mask = column < width
+    mask = (row < rows)[:, None] & column_mask
+    return row, column, column_mask, mask, row.to(tl.int64)[:, None] * width + column
+
+
+@triton.jit
+def addition(  # type: ignore[no-untyped-def]
+    delta, bias, seed, offsets, mask, column, column_mask, keep_scale, THRESHOLD: tl.constexpr
+):
+    """What a layer adds to the stream: its output and bias, after dropout."""
+    added = tl.load(delta + offsets, mask=mask, other=0.0).to(tl.float32)
+    if bias is not None:
+        added += tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)
+    return apply_dropout(added, seed, offsets, keep_scale, THRESHOLD)
+
+
+@triton.jit
+def stored(x, out, offsets, mask):  # type: ignore[no-untyped-def]
+    """Store a tile; returns it as all others read it, rounded."""
+    rounded = x.to(out.dtype.element_ty)
+    tl.store(out + offsets, rounded, mask=mask)
+    return rounded.to(tl.float32)
+
+
+@triton.jit
+def store_gradients(  # type: ignore[no-untyped-def]
+    x_gradient, gradient, delta_gradient, seed, offsets, mask, keep_scale, THRESHOLD: tl.constexpr
+):
+    """Store the gradient of the stream, and, where dropout makes it another, of what was added; returns the latter."""
+    tl.store(gradient + offsets, x_gradient.to(gradient.dtype.element_ty), mask=mask)
+    if THRESHOLD:
+        x_gradient = apply_dropout(x_gradient, seed, offsets, keep_scale, THRESHOLD)
+        tl.store(delta_gradient + offsets, x_gradient.to(delta_gradient.dtype.element_ty), mask=mask)
+    return x_gradient
 
 
 @triton.jit
@@ -231,3 +274,61 @@ def plain_add_norm(
         stream = stream + (delta if delta_bias is None else delta + delta_bias)
     norm = F.layer_norm(stream, weight.shape, weight, bias, eps) if centred else None
     return stream, F.rms_norm(stream, weight.shape, weight, eps) if norm is None else norm
+
+
+@triton.jit
+def _add(  # type: ignore[no-untyped-def]
+    stream, delta, bias, seed, summed, size, width, keep_scale, THRESHOLD: tl.constexpr, ELEMENTS: tl.constexpr
+):
+    offsets = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
+    mask = offsets < size
+    added = tl.load(delta + offsets, mask=mask).to(tl.float32)
+    if bias is not None:
+        added += tl.load(bias + offsets % width, mask=mask).to(tl.float32)
+    x = tl.load(stream + offsets, mask=mask).to(tl.float32)
+    x += apply_dropout(added, seed, offsets, keep_scale, THRESHOLD)
+    tl.store(summed + offsets, x.to(summed.dtype.element_ty), mask=mask)
+
+
+class AddDelta(torch.autograd.Function):
+    """stream, delta [rows, width], a bias [width] or None -> their sum, with dropout of delta plus bias.
+
+    The side stream sums the gradient of the bias. `slot` belongs to the layer that computed delta.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stream: Tensor,
+        delta: Tensor,
+        bias: Tensor | None,
+        dropout: float = 0.0,
+        seed: Tensor | None = None,
+        slot: GradientSlot | None = None,
+    ) -> Tensor:
+        ctx.save_for_backward(seed)
+        ctx.side, ctx.dropout, ctx.slot = current_side_stream(), dropout, slot
+        summed = torch.empty_like(stream)
+        grid = (triton.cdiv(stream.numel(), ELEMENTS),)
+        _add[grid](
+            stream, delta, bias, seed, summed, stream.numel(), stream.shape[1], 1 / (1 - dropout), threshold(dropout),
+            ELEMENTS, num_warps=4,
+        )  # fmt: skip
+        return summed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (seed,), bias_gradient, delta_gradient = ctx.saved_tensors, None, gradient
+        if ctx.dropout:
+            out = torch.empty_like(gradient) if ctx.slot is None else ctx.slot.gradient
+            delta_gradient = dropout_into(gradient.contiguous(), DropoutUse(ctx.dropout, seed), out)
+        if ctx.needs_input_grad[2]:
+            with on_side(ctx.side, delta_gradient, priority=True):
+                bias_gradient = delta_gradient.sum(0, dtype=torch.float32)
+        return gradient, delta_gradient, bias_gradient, *[None] * 3
+
+
+def plain_add(stream: Tensor, delta: Tensor, bias: Tensor | None) -> Tensor:
+    """The reference, in torch's operations."""
+    return stream + delta if bias is None else stream + delta + bias

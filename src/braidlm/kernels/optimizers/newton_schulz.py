@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from braidlm.kernels.ops.product_blocks import Blocks
+from braidlm.kernels.ops.launch import Blocks
 from braidlm.kernels.optimizers.batched_muon import COEFFICIENTS
 from braidlm.kernels.optional_triton import tl, triton
 

@@ -9,8 +9,7 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import apply_dropout, threshold
 from braidlm.kernels.ops.launch import row_tile
-from braidlm.kernels.ops.norm import AddNorm, normalised
-from braidlm.kernels.ops.stream_rows import stored, tile_of_program
+from braidlm.kernels.ops.norm import AddNorm, normalised, stored, tile_of_program
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.combine import combine, combined_rows, store_row_weights
 from braidlm.kernels.routed.permutation import Permutation

@@ -14,7 +14,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
-from braidlm.kernels.ops.product_blocks import MIN_BLOCK
+from braidlm.kernels.ops.launch import MIN_BLOCK
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.combine import DeferredDispatch, combine, plain_combine
 from braidlm.kernels.routed.combine_norm import UncombinedSum

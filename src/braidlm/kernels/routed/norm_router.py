@@ -16,8 +16,17 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import programs_for
-from braidlm.kernels.ops.norm import VECTORS, norm_gradient, normalised, plain_add_norm, store_vector_sums
-from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
+from braidlm.kernels.ops.norm import (
+    VECTORS,
+    addition,
+    norm_gradient,
+    normalised,
+    plain_add_norm,
+    store_gradients,
+    store_vector_sums,
+    stored,
+    tile_of_program,
+)
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.choices import router_scores, score_gradient, select_top_k, store_sums
 from braidlm.kernels.routed.combine import combine_gradients, combined_rows

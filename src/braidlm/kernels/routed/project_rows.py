@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.ops.dropout import keep_mask, threshold
-from braidlm.kernels.ops.product_blocks import Blocks, fit_blocks
+from braidlm.kernels.ops.launch import Blocks, fit_blocks
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.grouped.layers import check_slot, gradient_of_rows, parameter_gradients
 from braidlm.kernels.routed.grouped.products import products

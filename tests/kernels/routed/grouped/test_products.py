@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 import torch
 
-from braidlm.kernels.ops.product_blocks import Blocks
+from braidlm.kernels.ops.launch import Blocks
 from braidlm.kernels.routed.combine import summed_rows
 from braidlm.kernels.routed.grouped.products import grouped_backward, grouped_forward, plain_grouped
 from braidlm.kernels.routed.grouped.weights import WeightLayout, grouped_weight_gradient

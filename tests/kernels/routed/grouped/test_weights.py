@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidlm.kernels.ops.product_blocks import Blocks
+from braidlm.kernels.ops.launch import Blocks
 from braidlm.kernels.routed.grouped.weights import Gathered, WeightLayout, _default_layout, weight_gradients
 from braidlm.kernels.routed.permutation import permute
 from tests.kernels.comparison import TOLERANCES, assert_close

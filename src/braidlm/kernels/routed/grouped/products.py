@@ -9,8 +9,7 @@ from torch import Tensor
 
 from braidlm.kernels.ops.activation import value_and_derivative
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse, apply_dropout
-from braidlm.kernels.ops.launch import is_nvidia
-from braidlm.kernels.ops.product_blocks import FLOAT32_BLOCKS, MIN_BLOCK, Blocks, fit_blocks
+from braidlm.kernels.ops.launch import FLOAT32_BLOCKS, MIN_BLOCK, Blocks, fit_blocks, is_nvidia
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.permutation import Permutation
 

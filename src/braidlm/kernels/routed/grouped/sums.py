@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from braidlm.kernels.ops.product_blocks import MIN_BLOCK
+from braidlm.kernels.ops.launch import MIN_BLOCK
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.permutation import Permutation
 

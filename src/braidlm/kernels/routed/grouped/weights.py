@@ -11,8 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from braidlm.kernels.ops.launch import multiprocessors
-from braidlm.kernels.ops.product_blocks import FLOAT32_BLOCKS, Blocks, fit_blocks
+from braidlm.kernels.ops.launch import FLOAT32_BLOCKS, Blocks, fit_blocks, multiprocessors
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.grouped.products import LARGE
 from braidlm.kernels.routed.grouped.sums import row_sums, stacked, sum_splits, weighted_sums
