@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
@@ -44,21 +44,19 @@ class TextFile:
             raise BraidError(f"this is not UTF-8 text ({error.reason} at byte {error.start})", self.where) from None
 
 
-def files_of(path: Path | str, extension: str = ".jsonl", example: str = "") -> list[TextFile]:
-    """The files of a folder with this extension, or one file."""
+def files_of(
+    path: Path | str, pattern: str = "*.jsonl", example: str | None = None, below: bool = False
+) -> list[TextFile]:
+    """One file, or the files of a folder that match a pattern; with `below` in all folders inside too, and `.gz` ones.
+
+    A file that ends with `.gz` is unpacked.
+    """
     path = Path(path)
-    paths = [path] if path.is_file() else sorted(path.glob(f"*{extension}"))
+    found = {*path.rglob(pattern), *path.rglob(f"{pattern}.gz")} if below else path.glob(pattern)
+    paths = [path] if path.is_file() else sorted(found)
     if not paths:
-        todo = f"A line of such a file is {example}." if example else None
-        raise BraidError(f"there are no {extension} files here", str(path), todo)
-    return [TextFile(path.name, str(path), path.read_bytes()) for path in paths]
-
-
-def unpacked_files(path: Path, pattern: str = "*.jsonl") -> list[TextFile]:
-    """A file, or the files anywhere below a folder that match a pattern, decompressed if they end with `.gz`."""
-    paths = [path] if path.is_file() else sorted({*path.rglob(pattern), *path.rglob(f"{pattern}.gz")})
-    if not paths:
-        raise BraidError(f"there are no files {pattern} or {pattern}.gz here", str(path))
+        todo = example and f"A line of such a file is {example}."
+        raise BraidError(f"there are no {pattern.removeprefix('*')} files here", str(path), todo)
     files = []
     for file in paths:
         content = file.read_bytes()
@@ -91,10 +89,7 @@ class Row:
 
     def text(self, key: str) -> str:
         """A sentence."""
-        value = self.value(key)
-        if not isinstance(value, str) or not value.strip():
-            raise self.error(f"'{key}' is to be a sentence, not {short(value)}")
-        return value
+        return self._expected(key, "a sentence", _is_sentence(self.value(key)))
 
     def number(self, key: str) -> float:
         """A number, or a text that is one."""
@@ -103,32 +98,25 @@ class Row:
             number = float("nan" if isinstance(value, bool) else value)
         except (TypeError, ValueError):
             number = math.nan
-        if not math.isfinite(number):
-            raise self.error(f"'{key}' is to be a number, not {short(value)}")
+        self._expected(key, "a number", math.isfinite(number))
         return number
 
     def texts(self, key: str) -> list[str]:
         """Two sentences or more."""
         value = self.value(key)
-        valid = isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
-        if not valid or len(value) < 2:
-            raise self.error(f"'{key}' is to be a list of two sentences or more, not {short(value)}")
-        return value
+        valid = isinstance(value, list) and len(value) > 1 and all(map(_is_sentence, value))
+        return self._expected(key, "a list of two sentences or more", valid)
 
     def inner(self, key: str) -> "Row":
         """An object inside the row."""
-        value = self.value(key)
-        if not isinstance(value, dict):
-            raise self.error(f"'{key}' is to be an object, not {short(value)}")
-        return replace(self, fields=value)
+        return replace(self, fields=self._expected(key, "an object", isinstance(self.value(key), dict)))
 
     def label(self, key: str, labels: Sequence[str | int]) -> int:
         """The index of a field's value among the labels; numbers may be written as text."""
         value = self.value(key)
         names = [str(label) for label in labels]
         name = str(value).strip()
-        if isinstance(value, bool) or name not in names:
-            raise self.error(f"'{key}' is to be one of {', '.join(names)}, not {short(value)}")
+        self._expected(key, f"one of {', '.join(names)}", not isinstance(value, bool) and name in names)
         return names.index(name)
 
     def value(self, key: str) -> Any:
@@ -137,9 +125,19 @@ class Row:
             raise self.error(f"there is no '{key}'.{did_you_mean(key, self.fields).replace('There are', 'It has')}")
         return self.fields[key]
 
+    def _expected(self, key: str, what: str, valid: bool) -> Any:
+        """The value of a field if it is valid; else an error that says what it is to be."""
+        if not valid:
+            raise self.error(f"'{key}' is to be {what}, not {short(self.fields[key])}")
+        return self.fields[key]
+
     def error(self, what: str) -> BraidError:
         """An error about this row."""
         return BraidError(what, self.where, self.example and f"A line is {self.example}.")
+
+
+def _is_sentence(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 @dataclass(frozen=True)
@@ -214,22 +212,19 @@ def question_rows(path: Path, example: str) -> Rows:
     """The rows of all JSONL files of a folder, or of one file, which may also be JSON with lists of objects."""
     if path.suffix != ".json":
         return read_rows(path, example)
-    files = files_of(path, ".json")
-    rows = [row for file in files for row in _of_lists(file, example)]
-    if not rows:
-        raise BraidError("the file has no lists of objects", str(path))
-    return Rows(rows, sha256_of_files(files))
-
-
-def _of_lists(file: TextFile, example: str) -> Iterator[Row]:
+    (file,) = files = files_of(path)
     content = parse_json(file.text, file.where, expect=object)
     lists = {"": content} if isinstance(content, list) else content if isinstance(content, dict) else {}
+    rows = []
     for name, items in lists.items():
         for number, item in enumerate(items if isinstance(items, list) else (), 1):
             row = Row({}, file.stem, f"{file.where}, {f'{name}, ' if name else ''}item {number}", example)
             if not isinstance(item, dict):
                 raise row.error(f"this is not an object but {short(item)}")
-            yield replace(row, fields=item)
+            rows.append(replace(row, fields=item))
+    if not rows:
+        raise BraidError("the file has no lists of objects", str(path))
+    return Rows(rows, sha256_of_files(files))
 
 
 def protected_files(path: Path, folder_names: Sequence[str], passwords: Sequence[str]) -> list[TextFile]:
@@ -237,40 +232,31 @@ def protected_files(path: Path, folder_names: Sequence[str], passwords: Sequence
     if path.is_dir():
         folders = [path / name for name in folder_names if (path / name).is_dir()]
         return files_of(folders[0] if folders and not any(path.glob("*.jsonl")) else path)
+    todo = "Give the folder it unpacks to."
     try:
         with zipfile.ZipFile(path) as archive:
-            return _members(archive, path, folder_names, passwords)
+            names = [name for name in archive.namelist() if name.endswith(".jsonl")]
+            wanted = [name for name in names if set(name.split("/")[:-1]) & set(folder_names)]
+            if len({name.rpartition("/")[0] for name in names}) == 1:
+                wanted = names  # an archive of a single folder may have another name
+            contents = {name: _unlocked(archive, name, passwords) for name in wanted}
     except (zipfile.BadZipFile, NotImplementedError) as error:
-        raise BraidError(
-            f"this archive cannot be read ({error})", str(path), "Give the folder it unpacks to."
-        ) from None
-
-
-def _members(
-    archive: zipfile.ZipFile, path: Path, folder_names: Sequence[str], passwords: Sequence[str]
-) -> list[TextFile]:
-    names = [name for name in archive.namelist() if name.endswith(".jsonl")]
-    wanted = [name for name in names if set(PurePosixPath(name).parts[:-1]) & set(folder_names)]
-    folders = {PurePosixPath(name).parent for name in names}
-    if not wanted and len(folders) == 1:
-        wanted = names  # an archive of a single folder may have another name
+        raise BraidError(f"this archive cannot be read ({error})", str(path), todo) from None
     if not wanted:
         raise BraidError(f"there are no .jsonl files of {' or '.join(folder_names)} in this archive", str(path))
-    files = [
-        TextFile(PurePosixPath(name).name, f"{path}/{name}", _content(archive, name, path, passwords))
-        for name in wanted
-    ]
+    if None in contents.values():
+        known = ", ".join(f"'{password}'" for password in passwords)
+        raise BraidError(f"none of the known passwords ({known}) opens this archive", str(path), todo)
+    files = [TextFile(Path(name).name, f"{path}/{name}", content or b"") for name, content in contents.items()]
     return sorted(files, key=lambda file: file.name)
 
 
-def _content(archive: zipfile.ZipFile, name: str, path: Path, passwords: Sequence[str]) -> bytes:
+def _unlocked(archive: zipfile.ZipFile, name: str, passwords: Sequence[str]) -> bytes | None:
+    """The content of a file, if it is not protected or has one of these passwords."""
     for password in (None, *passwords):
         try:
             return archive.read(name, pwd=None if password is None else password.encode())
         except (RuntimeError, zipfile.BadZipFile) as error:  # a wrong password is noticed at once or by the checksum
             if isinstance(error, NotImplementedError):
                 raise
-    known = ", ".join(f"'{password}'" for password in passwords)
-    raise BraidError(
-        f"none of the known passwords ({known}) opens this archive", str(path), "Give the folder it unpacks to."
-    )
+    return None

@@ -53,7 +53,7 @@ def test_every_item_is_that_of_the_plain_scorer(places: int, share: bool) -> Non
     expected = np.array(
         [
             plain_sum(model, TOKENIZER.encode(good)) - plain_sum(model, TOKENIZER.encode(bad))
-            for good, bad in (item.answers for item in task.items)
+            for good, bad in (item.texts for item in task.items)
         ]
     )
     assert ((found >= 0) == (expected >= 0)).all()
@@ -139,7 +139,7 @@ def test_files_are_read_in_order_and_named_by_uid_or_file(tmp_path: Path) -> Non
     (tmp_path / "README.md").write_text("no data")
     task = read_pairs(tmp_path)
     assert [pair.of for pair in task.items] == ["other", "agreement", "b"]
-    assert task.items[2].answers[0] == "x\u2028y", "only a newline ends a line"
+    assert task.items[2].texts[0] == "x\u2028y", "only a newline ends a line"
     assert read_pairs(tmp_path / "a.jsonl").count == 1
     before = task.sha256
     write(tmp_path, "a.jsonl", GOOD)

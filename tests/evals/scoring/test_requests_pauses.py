@@ -8,7 +8,7 @@ from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import PAUSE, SpecialTokens
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.formats.multiple_choice import LastWords, MultipleChoice, endings
+from braidlm.evals.formats.options import LastWords, MultipleChoice, endings
 from braidlm.evals.scoring.completions import complete, prompt_ids
 from braidlm.evals.scoring.requests import Request, requests_for
 from braidlm.evals.scoring.scorer import Scorer

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.formats.multiple_choice import MultipleChoice, endings
-from braidlm.evals.formats.options import Item, RankedOptions, pair
+from braidlm.evals.formats.options import Item, MultipleChoice, RankedOptions, endings, pair
 from braidlm.evals.scoring.requests import Request, too_long, windows_of
 from braidlm.evals.scoring.scorer import Scorer
 from tests.evals.plain_scorer import plain_tokens

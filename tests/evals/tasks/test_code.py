@@ -259,7 +259,7 @@ def test_malformed_lines(tmp_path: Path, task: str, row: Any, text: str) -> None
 
 
 def test_files_that_are_wrong(tmp_path: Path) -> None:
-    with pytest.raises(BraidError, match=r"there are no files humaneval_\*\.jsonl"):
+    with pytest.raises(BraidError, match=r"there are no humaneval_\*\.jsonl"):
         TASKS["humaneval_x"]().open(tmp_path)
     jsonl(tmp_path / "humaneval_rust.jsonl", {"task_id": "Rust/0"})
     with pytest.raises(BraidError, match=r"none of these files is of a language.*humaneval_rust\.jsonl"):

@@ -10,13 +10,12 @@ import pytest
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.formats.maths_problems import MathsProblems
 from braidlm.evals.scoring import completions
 from braidlm.evals.scoring.completions import Completion, prompt_ids
 from braidlm.evals.scoring.requests import truncate_at
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
-from braidlm.evals.tasks.maths import EXAMPLES
+from braidlm.evals.tasks.maths import EXAMPLES, MathsProblems
 from tests.evals.plain_scorer import plain_tokens
 from tests.evals.scoring.test_completions import plain
 from tests.tiny_models import tiny_model

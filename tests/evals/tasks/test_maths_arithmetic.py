@@ -10,10 +10,10 @@ from braidlm.data.corpora.maths.arithmetic import arithmetic_row
 from braidlm.data.sources.format import ReadOptions, document_of
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluate import evaluate
-from braidlm.evals.formats.maths_problems import MathsProblems
 from braidlm.evals.scoring.completions import prompt_ids
 from braidlm.evals.task_data import BUILT_IN, data_here, find_data
 from braidlm.evals.tasks import TASKS
+from braidlm.evals.tasks.maths import MathsProblems
 from tests.evals.tasks.test_maths import evaluated, said
 
 __all__ = ["said"]

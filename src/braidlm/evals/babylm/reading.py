@@ -166,7 +166,7 @@ def reading_score(table: Table) -> float:
 
 def read_reading_times(path: Path | str) -> ReadingTimes:
     """The table of words: a CSV file, or a folder with one."""
-    files = files_of(path, ".csv")
+    files = files_of(path, "*.csv")
     if len(files) != 1:
         raise BraidError(f"there are {len(files)} .csv files here, and reading times are one", str(path))
     rows = list(table_rows(files[0], needed=(*WORDS, *NUMBERS)))

@@ -56,7 +56,7 @@ class MadeUpWords(RankedOptions):
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """The chosen sentences and the probabilities as the BabyLM pipeline writes them."""
         items = zip(self.items, result.items["chosen"], result.items["probability"], strict=True)
-        answers = [{"pred": word.answers[chosen], "prob": chance} for word, chosen, chance in items]
+        answers = [{"pred": word.texts[chosen], "prob": chance} for word, chosen, chance in items]
         return predictions_by_set(answers, [result.task] * self.count)
 
 

@@ -1,17 +1,21 @@
-"""Items of several options, of which the first is right: is it the most probable one?
+"""Items of several options: is the right one the most probable?
 
-The metric of the BabyLM pipeline for BLiMP (minimal pairs: two sentences that differ in one point, the grammatical one
-first), EWoK, entity tracking and COMPS: of each option the sum of the log-probabilities of the tokens that reach into
-its continuation, given its context (`requests.py` says which tokens); right if none is larger than that of the first;
-the accuracy of each set in percent; the mean over the sets. Equal sums count as right, as in the pipeline, and are
-counted: they occur where options have the same tokens.
+`RankedOptions` has the metric of the BabyLM pipeline for BLiMP (minimal pairs: two sentences that differ in one point,
+the grammatical one first), EWoK, entity tracking and COMPS. The first option is right. Each has the sum of the
+log-probabilities of the tokens that reach into its continuation, given its context (`requests.py` says which tokens);
+the item is right if no sum is larger than the first's; the score is the accuracy of each set in percent, the mean over
+the sets. Equal sums count as right, as in the pipeline, and are counted: they occur where options have the same tokens.
+
+`MultipleChoice` has that of lm-evaluation-harness, and of Super Tiny Language Models. An option's sum is compared as it
+is (raw), per token, and per byte; each task has one of these as its score and gives the others beside it (`acc` is raw;
+`acc_norm` divides by characters, which for English are bytes). Of equal options the first is taken, as there.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -19,7 +23,7 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.rows import read_rows
-from braidlm.evals.scoring.near_ties import resolve_near_ties
+from braidlm.evals.scoring.near_ties import is_greedy, resolve_near_ties
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import (
     Begin,
@@ -41,6 +45,8 @@ METRIC = "accuracy, % (mean over sets)"
 GOOD, BAD = "sentence_good", "sentence_bad"
 KINDS = {"field": "field", "linguistics_term": "phenomenon"}
 """Attributes of BLiMP's sets: their names in its files, and ours."""
+Measure = Literal["raw", "per token", "per byte"]
+MEASURES: tuple[Measure, ...] = ("raw", "per token", "per byte")
 PAIR_EXAMPLE = f'{{"{GOOD}": "Cats sleep.", "{BAD}": "Cats sleeps.", "UID": "agreement"}}'
 
 
@@ -58,14 +64,18 @@ class TaskItems(Generic[T]):
 
 @dataclass(frozen=True)
 class Item:
-    """Options as (context, continuation), the right one first, and the set that the item belongs to."""
+    """Options to choose from."""
 
     options: tuple[tuple[str, str], ...]
-    of: str
-    answers: tuple[str, ...]
+    """The context of each option, and the continuation that is scored."""
+    of: str = ""
+    """The set, subject or language that it belongs to."""
+    texts: tuple[str, ...] = ()
     """The options as a file of predictions has them."""
     kinds: tuple[str, ...] = ()
     """The values of the attributes of `KINDS` that its file has."""
+    answer: int = 0
+    """The index of the right option."""
 
 
 def pair(good: str, bad: str, of: str, kinds: tuple[str, ...] = ()) -> Item:
@@ -73,9 +83,19 @@ def pair(good: str, bad: str, of: str, kinds: tuple[str, ...] = ()) -> Item:
     return Item((("", good), ("", bad)), of, (good, bad), kinds)
 
 
+def endings(context: str, choices: Sequence[str], answer: int, of: str = "") -> Item:
+    """Options that are continuations of one context, after a space."""
+    return Item(tuple((context, f" {choice}") for choice in choices), of, answer=answer)
+
+
+def beginnings(contexts: Sequence[str], ending: str, answer: int) -> Item:
+    """Options that are contexts of one ending: partial evaluation."""
+    return Item(tuple((context, f" {ending}") for context in contexts), answer=answer)
+
+
 @dataclass
 class RankedOptions(TaskItems[Item]):
-    """All items of a task, read and checked."""
+    """All items of a task, read and checked, the right option of each first."""
 
     metric: str = METRIC
     splits: dict[str, str] = field(default_factory=dict)
@@ -117,7 +137,7 @@ class RankedOptions(TaskItems[Item]):
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """The answers as the BabyLM pipeline writes them: by set, in the order of the data."""
-        answers = [item.answers[chosen] for item, chosen in zip(self.items, result.items["chosen"], strict=True)]
+        answers = [item.texts[chosen] for item, chosen in zip(self.items, result.items["chosen"], strict=True)]
         return predictions_by_set(answers, [item.of for item in self.items])
 
     @cached_per_tokenizer
@@ -129,6 +149,98 @@ class RankedOptions(TaskItems[Item]):
         full = from_divergence(requests_for(tokenizer, options, begin), groups)
         requests = truncate_alike(full, groups, scorer.context) if self.share_context else full
         return requests, scorer.build_trees(requests), groups, too_long(full, scorer.context, groups)
+
+
+@dataclass
+class MultipleChoice(TaskItems[Item]):
+    """All questions of a task, read and checked: the most probable option is the model's answer."""
+
+    headline: Measure = "raw"
+    begin: Begin = "tokenizer"
+    fixed_options: bool = False
+    """Whether all questions have the same options (yes and no, letters): always giving one is then the baseline."""
+
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
+        """Accuracy in percent over all questions."""
+        requests, trees = self._prepare(model.scorer, model.tokenizer, model.settings.pauses)
+        scores = model.scorer.score_trees(trees, advance)
+        bytes_ = np.array([len(text.removeprefix(" ").encode()) for q in self.items for _, text in q.options])
+        lengths = {"per token": np.maximum(np.diff(scores.bounds), 1), "per byte": np.maximum(bytes_, 1)}
+        groups = consecutive_ranges([len(question.options) for question in self.items])
+        sums = resolve_near_ties(model.scorer, requests, scores.sums, groups, list(lengths.values()))
+        values = {"raw": sums, **{name: sums / length for name, length in lengths.items()}}
+        chosen = {
+            name: [int(np.argmax(values[name][group.start : group.stop])) for group in groups] for name in MEASURES
+        }
+        notes = {
+            "ties": sum(bool(len(g) > 1 and np.ptp(np.sort(sums[list(g)])[-2:]) == 0) for g in groups),
+            **too_long(requests, model.scorer.context, groups),
+        }
+        answers = np.array([question.answer for question in self.items])
+        right = {name: np.array(options) == answers for name, options in chosen.items()}
+        parts = percentages([question.of for question in self.items], right[self.headline])
+        return accuracy(
+            task,
+            right[self.headline],
+            metric(self.headline),
+            chance=self._chance(answers),
+            parts={} if list(parts) == [""] else parts,
+            also={name: 100 * float(right[name].mean()) for name in MEASURES},
+            notes=notes,
+            items={"chosen": chosen[self.headline]},
+        )
+
+    def _chance(self, answers: np.ndarray) -> float:
+        """The score of always choosing the most frequent answer where options are fixed, else of random guesses."""
+        if self.fixed_options:
+            return 100 * float(np.bincount(answers).max()) / self.count
+        return 100 * sum(1 / len(question.options) for question in self.items) / self.count
+
+    @cached_per_tokenizer
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, pauses: int) -> tuple[list[Request], PrefixTrees]:
+        texts = [spaces_moved(*option) for question in self.items for option in question.options]
+        requests = requests_for(tokenizer, texts, self.begin, pauses)
+        return requests, scorer.build_trees(requests)
+
+
+def spaces_moved(context: str, continuation: str) -> tuple[str, str]:
+    """Trailing spaces of a context become part of the continuation, as tokenizers encode them (and as in
+    lm-evaluation-harness)."""
+    bare = context.rstrip()
+    return bare, context[len(bare) :] + continuation
+
+
+def metric(measure: Measure) -> str:
+    """The name of the score."""
+    return "accuracy, %" if measure == "raw" else f"accuracy, % ({measure})"
+
+
+@dataclass
+class LastWords(TaskItems[tuple[str, str]]):
+    """The passages of a task, as context and last word with its space: would a model generate the word?
+
+    The metric of lm-evaluation-harness for LAMBADA: right if every token of the word, given all before it, is the most
+    probable one; the perplexity is that of words, not of tokens.
+    """
+
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
+        """Accuracy in percent, and the perplexity of the words."""
+        requests, trees = self._prepare(model.scorer, model.tokenizer, model.settings.pauses)
+        scores = model.scorer.score_trees(trees, advance, margins=True)
+        right = is_greedy(model.scorer, requests, scores)
+        perplexity = math.exp(-float(np.mean(scores.sums)))
+        return accuracy(
+            task,
+            right,
+            also={"perplexity of the word": perplexity},
+            notes=too_long(requests, model.scorer.context),
+            items={"right": right.tolist()},
+        )
+
+    @cached_per_tokenizer
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, pauses: int) -> tuple[list[Request], PrefixTrees]:
+        requests = requests_for(tokenizer, [spaces_moved(*passage) for passage in self.items], pauses=pauses)
+        return requests, scorer.build_trees(requests)
 
 
 def read_pairs(path: Path | str) -> RankedOptions:

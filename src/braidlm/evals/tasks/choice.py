@@ -1,4 +1,4 @@
-"""Benchmarks of multiple choice that many papers report without fine-tuning, LAMBADA and BMLAMA.
+"""Benchmarks of multiple choice that many papers report without fine-tuning, MMLU, LAMBADA and BMLAMA.
 
 Prompts are those of lm-evaluation-harness, without examples before them. Rows have the fields of the data set on the
 Hub, or a complete prompt and options (`query`, `choices`, `gold`).
@@ -6,27 +6,24 @@ Hub, or a complete prompt and options (`query`, `choices`, `gold`).
 BMLAMA asks for facts in several languages, every question in each of them (Qi, Fernández and Bisazza, 2023), as its
 authors do for causal models: every candidate is put into the sentence's gap, and the sentence with the lowest
 perplexity (mean over its tokens, the first given the BOS token) is the model's answer.
+
+MMLU has 57 subjects, and is asked by the letter of the answer or by the answer itself. MMLU-STEM has the subjects whose
+field is physics, chemistry, biology, computer science, math or engineering in `categories.py` of Hendrycks and others
+(2021). lm-evaluation-harness has a group of the same name, in which anatomy is a nineteenth.
 """
 
 import re
 from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.formats.multiple_choice import (
-    LastWords,
-    Measure,
-    MultipleChoice,
-    Question,
-    beginnings,
-    endings,
-    metric,
-)
-from braidlm.evals.rows import Row, Rows, files_of, question_rows, sha256_of_files, table_rows
+from braidlm.evals.formats.options import Item, LastWords, Measure, MultipleChoice, beginnings, endings, metric
+from braidlm.evals.rows import Row, Rows, TextFile, files_of, question_rows, rows_of, sha256_of_files, table_rows
 from braidlm.evals.tasks.task import TASKS, HubSource, Task
 
 EXAMPLE = '{"query": "The sky is", "choices": ["blue", "loud"], "gold": 0}'
-PASSAGE_EXAMPLE = '{"text": "She went back for her hat, and there it was: her hat"}'
 NO_YES = ("no", "yes")
 
 
@@ -34,7 +31,6 @@ class ChoiceTask(Task):
     """A task whose rows are questions."""
 
     headline: Measure = "raw"
-    hub: HubSource
     fixed_options = False
 
     def __init_subclass__(cls) -> None:
@@ -42,15 +38,15 @@ class ChoiceTask(Task):
 
     def open(self, path: Path) -> MultipleChoice:
         rows = self.rows(path)
-        questions = [self.question(row) for row in rows]
-        return MultipleChoice(questions, rows.sha256, self.headline, fixed_options=self.fixed_options)
+        items = [self.question(row) for row in rows]
+        return MultipleChoice(items, rows.sha256, self.headline, fixed_options=self.fixed_options)
 
     def rows(self, path: Path) -> Rows:
         """Read the rows."""
         return question_rows(path, EXAMPLE)
 
     @abstractmethod
-    def question(self, row: Row) -> Question:
+    def question(self, row: Row) -> Item:
         """One row as a question."""
 
 
@@ -74,7 +70,7 @@ class _Arc(ChoiceTask):
 
     licence = "CC BY-SA 4.0"
 
-    def question(self, row: Row) -> Question:
+    def question(self, row: Row) -> Item:
         if "query" in row.fields:
             return endings(f"{row.text('query').rstrip()}\nAnswer:", *numbered_options(row))
         return endings(f"Question: {row.text('question')}\nAnswer:", *labelled_options(row))
@@ -110,7 +106,7 @@ class BoolQ(ChoiceTask):
     hub = HubSource("aps/super_glue", "boolq", ("validation",))
     fixed_options = True
 
-    def question(self, row: Row) -> Question:
+    def question(self, row: Row) -> Item:
         if "query" in row.fields:
             prompt = row.text("query").removeprefix("Passage: ").rstrip()
             return endings(f"{prompt}\nAnswer:", NO_YES, row.label("gold", (0, 1)))
@@ -134,7 +130,7 @@ class HellaSwag(ChoiceTask):
     locations = ("choice/hellaswag.jsonl", "hellaswag.jsonl", "hellaswag", "choice/hellaswag-2000.json")
     hub = HubSource("Rowan/hellaswag", None, ("validation",))
 
-    def question(self, row: Row) -> Question:
+    def question(self, row: Row) -> Item:
         if "endings" in row.fields:
             choices, answer = numbered_options(row, "endings", "label")
             scene = f"{row.text('activity_label')}: {row.text('ctx_a')} {str(row.value('ctx_b')).capitalize()}"
@@ -161,7 +157,7 @@ class OpenBookQA(ChoiceTask):
     locations = ("choice/openbook_qa.jsonl", "openbook_qa.jsonl", "openbookqa.jsonl", "openbookqa")
     hub = HubSource("allenai/openbookqa", "main")
 
-    def question(self, row: Row) -> Question:
+    def question(self, row: Row) -> Item:
         if "query" in row.fields:
             return endings(row.text("query"), *numbered_options(row))
         return endings(row.text("question_stem"), *labelled_options(row))
@@ -177,7 +173,7 @@ class Piqa(ChoiceTask):
     locations = ("choice/piqa.jsonl", "piqa.jsonl", "piqa")
     hub = HubSource("baber/piqa", None, ("validation",))
 
-    def question(self, row: Row) -> Question:
+    def question(self, row: Row) -> Item:
         if "query" in row.fields:
             return endings(f"{row.text('query').rstrip()}\nAnswer:", *numbered_options(row))
         solutions = [row.text("sol1"), row.text("sol2")]
@@ -195,7 +191,7 @@ class WinoGrande(ChoiceTask):
     locations = ("choice/winogrande.jsonl", "winogrande.jsonl", "winogrande")
     hub = HubSource("allenai/winogrande", "winogrande_xl", ("validation",))
 
-    def question(self, row: Row) -> Question:
+    def question(self, row: Row) -> Item:
         if "context_options" in row.fields:
             contexts, answer = numbered_options(row, "context_options")
             return beginnings(contexts, row.text("continuation"), answer)
@@ -218,22 +214,20 @@ class Lambada(Task):
     hub = HubSource("EleutherAI/lambada_openai", "default")
 
     def open(self, path: Path) -> LastWords:
-        rows = question_rows(path, PASSAGE_EXAMPLE)
-        return LastWords([_passage(row) for row in rows], rows.sha256)
+        rows = question_rows(path, '{"text": "She went back for her hat, and there it was: her hat"}')
+        return LastWords([self.passage(row) for row in rows], rows.sha256)
 
-
-def _passage(row: Row) -> tuple[str, str]:
-    if "continuation" in row.fields:
-        return row.text("context"), f" {row.text('continuation').strip()}"
-    before, space, word = row.text("text").rpartition(" ")
-    if not before.strip() or not word.strip():
-        raise row.error("'text' is to end with a word after a space")
-    return before, space + word
+    def passage(self, row: Row) -> tuple[str, str]:
+        """One row as a context and its last word."""
+        if "continuation" in row.fields:
+            return row.text("context"), f" {row.text('continuation').strip()}"
+        before, space, word = row.text("text").rpartition(" ")
+        if not before.strip() or not word.strip():
+            raise row.error("'text' is to end with a word after a space")
+        return before, space + word
 
 
 REPOSITORY = "Cross-Lingual-Consistency"
-PROMPT, ANSWER, CANDIDATES = "Prompt", "Ans", "Candidate Ans"
-GAP = "<mask>"
 
 
 class _Bmlama(Task):
@@ -243,11 +237,23 @@ class _Bmlama(Task):
 
     def open(self, path: Path) -> MultipleChoice:
         """The questions of every language: one file each, `en.tsv` and so on."""
-        files = files_of(path, ".tsv")
-        rows = [row for file in files for row in table_rows(file, needed=(PROMPT, ANSWER, CANDIDATES))]
-        if not rows:
+        files = files_of(path, "*.tsv")
+        columns = ("Prompt", "Ans", "Candidate Ans")
+        items = [self.fact(row) for file in files for row in table_rows(file, needed=columns)]
+        if not items:
             raise BraidError("the files have no rows", str(path))
-        return MultipleChoice([_fact(row) for row in rows], sha256_of_files(files), headline="per token", begin="bos")
+        return MultipleChoice(items, sha256_of_files(files), headline="per token", begin="bos")
+
+    def fact(self, row: Row) -> Item:
+        """One row as a sentence with each of the candidates."""
+        prompt, answer = row.text("Prompt"), row.text("Ans").strip()
+        candidates = [each.strip() for each in row.text("Candidate Ans").split(", ")]
+        if prompt.count("<mask>") != 1:
+            raise row.error("the sentence is to have one gap, <mask>")
+        if answer not in candidates:
+            raise row.error(f"the answer '{answer}' is not among the candidates")
+        sentences = tuple(("", prompt.replace("<mask>", candidate)) for candidate in candidates)
+        return Item(sentences, row.stem, answer=candidates.index(answer))
 
 
 TASKS.declare(
@@ -266,12 +272,129 @@ TASKS.declare(
 )
 
 
-def _fact(row: Row) -> Question:
-    prompt, answer = row.text(PROMPT), row.text(ANSWER).strip()
-    candidates = [each.strip() for each in row.text(CANDIDATES).split(", ")]
-    if prompt.count(GAP) != 1:
-        raise row.error(f"the sentence is to have one gap, {GAP}")
-    if answer not in candidates:
-        raise row.error(f"the answer '{answer}' is not among the candidates")
-    sentences = tuple(("", prompt.replace(GAP, candidate)) for candidate in candidates)
-    return Question(sentences, candidates.index(answer), row.stem)
+LETTERS = ("A", "B", "C", "D")
+MMLU_EXAMPLE = '{"question": "1 + 1?", "choices": ["1", "2", "3", "4"], "answer": 1, "subject": "arithmetic"}'
+MMLU_CSV_EXAMPLE = "1 + 1?,1,2,3,4,B"
+FIELDS = {
+    "physics": "astronomy, college_physics, conceptual_physics, high_school_physics",
+    "chemistry": "college_chemistry, high_school_chemistry",
+    "biology": "college_biology, high_school_biology",
+    "computer science": "college_computer_science, computer_security, high_school_computer_science, machine_learning",
+    "math": "abstract_algebra, college_mathematics, elementary_mathematics, high_school_mathematics, "
+    "high_school_statistics",
+    "engineering": "electrical_engineering",
+}
+"""The subjects of each field of MMLU-STEM."""
+STEM = {
+    "subjects": tuple(", ".join(FIELDS.values()).split(", ")),
+    "size": "18 subjects, 3,018 questions of 4 options",
+}
+
+
+class MmluTask(ChoiceTask):
+    """Questions of all subjects, or of some, read from the CSV files of the original or from rows as on the Hub."""
+
+    size = "57 subjects, 14,042 questions of 4 options"
+    licence = "MIT"
+    locations = ("choice/mmlu", "mmlu")
+    hub = HubSource("cais/mmlu", "all", ("dev", "test"))
+    shots = 0
+    subjects: tuple[str, ...] = ()
+    """The subjects that are asked about; none for all."""
+    fixed_options = True
+
+    def rows(self, path: Path) -> Rows:
+        files, dev_files = _mmlu_files(path, "test"), _mmlu_files(path, "dev") if self.shots else []
+        self.examples: dict[str, list[Row]] = {}
+        for row in _mmlu_rows(dev_files):
+            self.examples.setdefault(row.text("subject"), []).append(row)
+        rows = [row for row in _mmlu_rows(files) if not self.subjects or row.text("subject") in self.subjects]
+        if self.subjects and not rows:
+            raise BraidError(f"there is no question about {', '.join(self.subjects)}", str(path))
+        return Rows(rows, sha256_of_files([*files, *dev_files]))
+
+    def question(self, row: Row) -> Item:
+        """A question after a line on its subject and examples from the development set (tasks/mmlu/default)."""
+        subject = row.text("subject")
+        examples = self.examples.get(subject, [])
+        if len(examples) < self.shots:
+            raise row.error(f"there are {len(examples)} examples of this subject, and {self.shots} are to be shown")
+        about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+        solved = "".join(f"{_mmlu_prompt(each)} {LETTERS[_mmlu_answer(each)]}\n\n" for each in examples[: self.shots])
+        return endings(about + solved + _mmlu_prompt(row), LETTERS, _mmlu_answer(row), subject)
+
+
+TASKS.declare(
+    "mmlu",
+    MmluTask,
+    description="MMLU: the letter of the answer, without examples; small models are near chance",
+)
+TASKS.declare(
+    "mmlu_5shot",  # as papers report it; needs a context of a few thousand tokens
+    MmluTask,
+    description="MMLU: the letter of the answer after five examples of the subject",
+    shots=5,
+)
+TASKS.declare(
+    "mmlu_stem",
+    MmluTask,
+    description="MMLU-STEM: the letter of the answer in 18 subjects of science, without examples",
+    **STEM,
+)
+TASKS.declare(
+    "mmlu_stem_5shot",
+    MmluTask,
+    description="MMLU-STEM: the letter of the answer after five examples of the subject",
+    shots=5,
+    **STEM,
+)
+
+
+@TASKS.register("mmlu_continuation")
+class MmluContinuation(MmluTask):
+    """`Question: ...\\nAnswer:` and the answer's own words (tasks/mmlu/continuation): tells more of small models."""
+
+    description = "MMLU: the answer's own words after the question"
+    fixed_options = False
+
+    def question(self, row: Row) -> Item:
+        subject = row.text("subject")
+        about = f"The following are questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+        prompt = f"{about}Question: {row.text('question').strip()}\nAnswer:"
+        return endings(prompt, row.texts("choices"), _mmlu_answer(row), subject)
+
+
+def _mmlu_prompt(row: Row) -> str:
+    choices = row.texts("choices")
+    if len(choices) != len(LETTERS):
+        raise row.error(f"there are {len(choices)} options, and {len(LETTERS)} are expected")
+    options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
+    return "\n".join([row.text("question").strip(), *options, "Answer:"])
+
+
+def _mmlu_answer(row: Row) -> int:
+    return row.label("answer", range(len(LETTERS)))
+
+
+def _mmlu_files(path: Path, split: str) -> list[TextFile]:
+    """CSV files in a folder of the split's name, or one JSONL file."""
+    if path.is_file() and split == "test":
+        return files_of(path)
+    if (path / f"{split}.jsonl").is_file():
+        return files_of(path / f"{split}.jsonl")
+    if not (path / split).is_dir():
+        raise BraidError(f"there is no {split}/SUBJECT_{split}.csv and no {split}.jsonl here", str(path))
+    return files_of(path / split, "*.csv")
+
+
+def _mmlu_rows(files: list[TextFile]) -> Iterator[Row]:
+    for file in files:
+        if not file.name.endswith(".csv"):
+            yield from rows_of([file], file.where, MMLU_EXAMPLE)
+            continue
+        # Question, four options, letter: no heading; the subject is the file's name.
+        subject = file.stem.rpartition("_")[0] or file.stem
+        for row in table_rows(file, ("question", *LETTERS, "answer"), MMLU_CSV_EXAMPLE):
+            choices, answer = [row.fields[letter] for letter in LETTERS], row.label("answer", LETTERS)
+            fields = {"question": row.fields["question"], "choices": choices, "answer": answer, "subject": subject}
+            yield replace(row, fields=fields)

@@ -16,7 +16,7 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.formats.code_problems import CodeProblems, Problem
-from braidlm.evals.rows import Row, rows_of, unpacked_files
+from braidlm.evals.rows import Row, files_of, rows_of
 from braidlm.evals.sandbox.languages import LANGUAGES, TestedCode
 from braidlm.evals.scoring.requests import contains_any, truncate_at
 from braidlm.evals.tasks.task import TASKS, HubSource, Task
@@ -54,7 +54,7 @@ class HumanEval(_CodeTask):
     fetch = f"`git clone https://github.com/openai/human-eval DATA/human-eval`, or {hub.command}"
 
     def open(self, path: Path) -> CodeProblems:
-        rows = rows_of(unpacked_files(path), path, HUMANEVAL_EXAMPLE)
+        rows = rows_of(files_of(path, below=True), path, HUMANEVAL_EXAMPLE)
         return CodeProblems([_humaneval_problem(row) for row in rows], rows.sha256)
 
 
@@ -98,7 +98,7 @@ class Mbpp(_CodeTask):
     uses = (*_CodeTask.uses, "shots")
 
     def open(self, path: Path) -> CodeProblems:
-        rows = rows_of(unpacked_files(path), path, MBPP_EXAMPLE)
+        rows = rows_of(files_of(path, below=True), path, MBPP_EXAMPLE)
         tasks = {int(row.number("task_id")): _mbpp_fields(row) for row in rows}
         tested = [tasks[number] for number in TEST_TASKS if number in tasks]
         if not tested:
@@ -216,7 +216,7 @@ class HumanEvalX(_CodeTask):
     fetch = "`git clone https://github.com/THUDM/CodeGeeX DATA/CodeGeeX` gets it."
 
     def open(self, path: Path) -> CodeProblems:
-        files = unpacked_files(path, f"{PREFIX}*.jsonl")
+        files = files_of(path, f"{PREFIX}*.jsonl", below=True)
         known = [file for file in files if file.stem.removeprefix(PREFIX) in LANGUAGES]
         if not known:
             raise BraidError(

@@ -8,8 +8,8 @@ import pytest
 from braidlm.data.tokenizing.build import bytes_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.formats import multiple_choice
-from braidlm.evals.formats.multiple_choice import MultipleChoice, Question, beginnings, endings, spaces_moved
+from braidlm.evals.formats import options
+from braidlm.evals.formats.options import Item, MultipleChoice, beginnings, endings, spaces_moved
 from braidlm.evals.scoring.scorer import Scorer
 from tests.evals.plain_scorer import plain_sum
 from tests.tiny_models import tiny_model
@@ -21,7 +21,7 @@ def tokenizer() -> BraidTokenizer:
     return BraidTokenizer(train_bpe([" ".join(WORDS)] * 20 + ["cat mat sat"] * 5, 320), SpecialTokens())
 
 
-def questions(count: int = 40) -> list[Question]:
+def questions(count: int = 40) -> list[Item]:
     rng = random.Random(5)
 
     def text(most: int) -> str:
@@ -37,7 +37,7 @@ def evaluated(coder: BraidTokenizer, context: int = 64, **options: int) -> Evalu
     return EvaluatedModel(Scorer(tiny_model(vocab_size=coder.vocab_size, context=context), **options), coder)
 
 
-def plain_answers(model: EvaluatedModel, question: Question) -> dict[str, int]:
+def plain_answers(model: EvaluatedModel, question: Item) -> dict[str, int]:
     """Option by option: the tokens of the whole behind those of the context."""
     sums, tokens, sizes = [], [], []
     for context, option in question.options:
@@ -51,17 +51,17 @@ def plain_answers(model: EvaluatedModel, question: Question) -> dict[str, int]:
     return {name: int(np.argmax(values)) for name, values in ways.items()}
 
 
-@pytest.mark.parametrize("headline", multiple_choice.MEASURES)
-def test_it_agrees_with_the_plain_way(headline: multiple_choice.Measure) -> None:
+@pytest.mark.parametrize("headline", options.MEASURES)
+def test_it_agrees_with_the_plain_way(headline: options.Measure) -> None:
     model, some = evaluated(tokenizer()), questions()
     answers = [plain_answers(model, question) for question in some]
     assert len({tuple(answer.values()) for answer in answers}) > 3, "the three ways differ somewhere"
     result = MultipleChoice(some, "hash", headline).evaluate("t", model)
     assert result.items["chosen"] == [answer[headline] for answer in answers]
-    for name in multiple_choice.MEASURES:
+    for name in options.MEASURES:
         assert result.also[name] == pytest.approx(100 * np.mean([answer[name] == 0 for answer in answers]))
     assert result.score == result.also[headline]
-    assert (result.count, result.metric) == (40, multiple_choice.metric(headline))
+    assert (result.count, result.metric) == (40, options.metric(headline))
     halves = [len(question.options) == 2 for question in some]
     assert result.chance == pytest.approx(100 * np.mean([0.5 if half else 0.25 for half in halves]))
 
@@ -134,7 +134,7 @@ def test_a_text_without_context_begins_with_the_beginning() -> None:
     coder = tokenizer()
     model = evaluated(coder)
     assert coder.bos_id is not None
-    question = Question((("", "the cat sat"), ("", "cat the sat")), 0)
+    question = Item((("", "the cat sat"), ("", "cat the sat")))
     sums = [plain_sum(model.model, [coder.bos_id, *coder.encode(text)]) for _, text in question.options]
     tokens = [len(coder.encode(text)) for _, text in question.options]
     result = MultipleChoice([question], "hash", "per token", begin="bos").evaluate("t", model)

@@ -8,7 +8,7 @@ import torch
 
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.formats.multiple_choice import LastWords
+from braidlm.evals.formats.options import LastWords
 from braidlm.evals.scoring.scorer import Scorer
 from tests.evals.plain_scorer import plain_sum
 from tests.tiny_models import tiny_model

@@ -2,7 +2,8 @@
 
 import pytest
 
-from braidlm.evals.formats.maths_problems import (
+from braidlm.evals.tasks.maths import (
+    EXAMPLES,
     last_boxed,
     last_number,
     normalised,
@@ -11,7 +12,6 @@ from braidlm.evals.formats.maths_problems import (
     stated_expression,
     stated_number,
 )
-from braidlm.evals.tasks.maths import EXAMPLES
 
 
 @pytest.mark.parametrize(
