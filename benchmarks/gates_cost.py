@@ -28,11 +28,11 @@ from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.opening.gating import attach, gates_of
 from braidlm.training.amounts import Amount
-from braidlm.training.config import TrainingConfig
+from braidlm.training.decoder import TrainableDecoder
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.start_from import train_gates_alone
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainables.decoder import TrainableDecoder
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 3, "num_attention_heads": 4},

@@ -14,10 +14,10 @@ from measure import record
 from shapes import VOCABULARY, braid_model
 
 from braidlm.training.amounts import Amount
-from braidlm.training.config import TrainingConfig
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 
 
 def batches(steps: int, batch: int, length: int) -> list[np.ndarray]:

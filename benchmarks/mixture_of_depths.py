@@ -22,10 +22,10 @@ from braidlm.core.models.accounting import model_cost
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
-from braidlm.training.config import TrainingConfig
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 
 SIZES = {
     "10m": (256, 12, 4096),

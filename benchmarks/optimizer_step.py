@@ -26,7 +26,7 @@ from braidlm.kernels.optimizers.newton_schulz import BLOCKS, NewtonSchulz, Produ
 from braidlm.model.config.registry import Choice
 from braidlm.training.step.optimizers.contract import OptimizerConfig, optimizers
 from braidlm.training.step.optimizers.muon import MuonConfig
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 
 CHOICES = {"adamw": Choice("adamw", OptimizerConfig()), "muon": Choice("muon", MuonConfig())}
 SQUARES = [Blocks(size, size, 64, warps, stages) for size in (64, 128) for warps in (4, 8) for stages in (2, 3, 4)]

@@ -17,11 +17,11 @@ from torch import nn
 
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
-from braidlm.training.config import TrainingConfig
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.compute import autocast
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 
 
 def step_of_ours(

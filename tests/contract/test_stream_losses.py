@@ -16,10 +16,10 @@ from braidlm.model.config.strict import decode
 from braidlm.model.heads.ends import heads
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.span import LayerRecord
-from braidlm.training.config import TrainingConfig
 from braidlm.training.features.distill.distillation import OnlineDistillation
 from braidlm.training.features.distill.teachers import DistillConfig, TeacherConfig, Teachers
 from braidlm.training.features.extra_losses import ExtraLoss, build_extra_losses, extra_losses
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.objective import Objective
 from tests.contract.part_variants import architecture
 from tests.tiny_models import random_ids, tiny_model

@@ -31,7 +31,7 @@ from braidlm.core.models.folders import load_model
 from braidlm.edits import mixtral
 from braidlm.edits.edit import edit
 from braidlm.edits.mixtral import write_shards
-from braidlm.training.trainables.decoder import DecoderObjective
+from braidlm.training.decoder import DecoderObjective
 from tests.tiny_models import VOCABULARY, ToyTokenizer, random_ids, randomised
 
 SIZES: dict[str, Any] = {

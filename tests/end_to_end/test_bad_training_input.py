@@ -13,10 +13,10 @@ import yaml
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.data.packing.prepare import prepare
+from braidlm.training import trainable
 from braidlm.training.run_folder import check_folder
 from braidlm.training.saving import checkpoints
 from braidlm.training.train import train
-from braidlm.training.trainables import braid_model
 from tests.training.tiny_runs import records, tiny_recipe, weight_bytes, written
 
 
@@ -322,7 +322,7 @@ def failing(*args: Any, **kwargs: Any) -> None:
 
 
 FULL = {
-    "the weights": (braid_model, "write_model_files"),
+    "the weights": (trainable, "write_model_files"),
     "the optimizer": (checkpoints, "write_state"),
     "the manifest": (checkpoints, "write_json"),
     "the rename": (checkpoints, "make_final"),

@@ -19,13 +19,11 @@ from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
 from braidlm.opening.decoder import decoder_by_name
 from braidlm.opening.gating import gates_of
-from braidlm.training.config import TrainingConfig
-from braidlm.training.recipe import decode_recipe
-from braidlm.training.start_from import freeze_decoder, plan_decoder_run
+from braidlm.training.decoder import TrainableDecoder, freeze_decoder, plan_decoder_run
+from braidlm.training.recipe import TrainingConfig, decode_recipe
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
-from braidlm.training.trainables.decoder import TrainableDecoder
 from tests.tiny_decoders import CONFIGS, save_decoder, save_gates
 from tests.training.forked_runs import fork
 from tests.training.tiny_runs import decoder_recipe, records, stopped_after, tiny_recipe, written

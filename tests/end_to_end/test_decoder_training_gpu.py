@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from braidlm.model.config.strict import decode
 from braidlm.opening.decoder import decoder_by_name
 from braidlm.opening.gating import gates_of
-from braidlm.training.config import TrainingConfig
-from braidlm.training.start_from import weights_dtype
+from braidlm.training.decoder import weights_dtype
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.train import train
 from tests.tiny_decoders import save_decoder, save_gates
 from tests.training.tiny_runs import decoder_recipe, records, stopped_after

@@ -17,12 +17,12 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin
-from braidlm.training.config import TrainingConfig
 from braidlm.training.loop import Trainer
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.plain_losses import plain_losses
 from tests.tiny_models import VOCABULARY, tiny_model
 from tests.training.forked_runs import fork

@@ -15,9 +15,9 @@ import torch
 from braidlm.kernels.lower import lower
 from braidlm.training.amounts import Amount
 from braidlm.training.step.parallel import Rank
-from braidlm.training.config import TrainingConfig
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.tiny_models import tiny_model
 
 model = tiny_model()

@@ -18,9 +18,9 @@ from braidlm.core.models.folders import load_model
 from braidlm.core.reading import read_json
 from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.stages import Block
-from braidlm.training.config import LoraTrainingConfig
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
+from braidlm.training.recipe import LoraTrainingConfig
 from braidlm.training.train import train
 from tests.tiny_models import random_ids, tiny_model
 from tests.training.tiny_runs import records, tiny_recipe, weight_bytes, weights, written
@@ -197,7 +197,7 @@ def test_a_base_that_changed_is_noticed(stories: Path, bases: dict[str, Path], t
     train(lora_recipe(stories, tmp_path / "run", base, training={"budget": "2 steps"}))
     base.unlink()
     os.symlink(second.model, base)
-    with pytest.raises(BraidError, match="the model that this adapter was trained on has changed since"):
+    with pytest.raises(BraidError, match="the model that these adapters were trained on has changed since"):
         train(lora_recipe(stories, tmp_path / "run", base, training={"budget": "4 steps"}))
 
 

@@ -24,7 +24,7 @@ from braidlm.opening.names import find_model, title_of
 from braidlm.studies.models import TrainedModel
 from braidlm.studies.study import Role, Study
 from braidlm.training.monitoring.reporter import score_text
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 
 ROUTES = "routes"
 """The folder of the routing report in the folder of a study."""

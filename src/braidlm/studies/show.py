@@ -30,9 +30,10 @@ from braidlm.opening.names import find_sources
 from braidlm.opening.open import open_model
 from braidlm.studies.decoding import is_study
 from braidlm.studies.plan import study_facts
+from braidlm.training.decoder import plan_decoder_run
 from braidlm.training.monitoring.speed import tokens_of, training_seconds, training_speed
 from braidlm.training.recipe import decode_recipe
-from braidlm.training.start_from import data_of, open_decoder, plan_decoder_run
+from braidlm.training.start_from import data_of, open_decoder
 
 ASSUMED_VOCABULARY = 50_257
 """GPT-2's: used where a recipe takes the vocabulary from a tokenizer that does not exist yet."""

@@ -33,7 +33,7 @@ from braidlm.studies.steps import (
     TrainStep,
 )
 from braidlm.training.amounts import Amount
-from braidlm.training.config import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
+from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
 
 Role = Literal["path", "composed", "whole", "variant", "given", "average", "distilled"]
 """What a model is in the tables: a `path` is trained from scratch on text that its owner keeps, a `whole` model on

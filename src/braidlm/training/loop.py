@@ -29,12 +29,19 @@ from braidlm.training.run_folder import budget_of, earlier_budgets
 from braidlm.training.saving.checkpoints import Checkpoints, checkpoint_name
 from braidlm.training.saving.state import StepState, explained_state_errors
 from braidlm.training.schedules import LearningRate
-from braidlm.training.step.compute import Choices, choose_compute, choose_dtype, use_compute
+from braidlm.training.step.compute import (
+    Choices,
+    choose_compute,
+    choose_dtype,
+    choose_threads,
+    saved_threads,
+    use_compute,
+    using_threads,
+)
 from braidlm.training.step.optimizers.contract import decay_outlasts_rate
 from braidlm.training.step.parallel import Rank, sum_over_processes
 from braidlm.training.step.step import Stepper
-from braidlm.training.step.threads import choose_threads, saved_threads, using_threads
-from braidlm.training.trainables.trainable import Trainable
+from braidlm.training.trainable import Trainable
 
 PATIENCE = 1.0
 """Seconds. A second signal within them is torchrun forwarding the same Ctrl-C."""

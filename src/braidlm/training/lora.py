@@ -20,7 +20,7 @@ from braidlm.core.models.adapters import adaptable, choose_matrices, choose_name
 from braidlm.core.models.folders import load_lineage
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.structure import find_parts
-from braidlm.training.config import LoraTrainingConfig
+from braidlm.training.recipe import LoraTrainingConfig
 
 ADAPTER = "adapter"
 """In the model folder: beside its files, peft's configuration would make transformers load the base."""
@@ -35,7 +35,7 @@ class Lora:
 
     def __init__(self, model: Any, names: list[str], config: LoraTrainingConfig, **options: Any):
         self.model, self.names, self.config = model, names, config
-        alpha = config.scale * config.rank
+        alpha = 2 * config.rank if config.alpha is None else config.alpha
         self.peft = lora(model, names, config.rank, alpha, config.dropout, task_type="CAUSAL_LM", **options)
 
     def write(self, folder: Path) -> None:
@@ -77,9 +77,9 @@ class Adapter(Lora):
     def summary(self) -> str:
         """How much is trained."""
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
-        rank = self.config.rank
-        return f"LoRA of rank {rank} ({self.adapted}) trains {trained:,} parameters; {frozen:,} are frozen."
+        frozen = sum(p.numel() for p in self.model.parameters()) - trained
+        made = f"LoRA of rank {self.config.rank} ({self.adapted})"
+        return f"{made} trains {trained:,} parameters; {frozen:,} are frozen."
 
     @torch.no_grad()
     def merged(self) -> BraidForCausalLM:
@@ -97,13 +97,7 @@ class Adapter(Lora):
         super().write(folder / ADAPTER)
 
     def read(self, folder: Path) -> None:
-        sources = (load_lineage(folder) or {}).get("sources") or []
-        if sources and self.base not in sources:
-            raise BraidError(
-                "the model that this adapter was trained on has changed since",
-                str(folder),
-                "Go on with the model that it was, or begin a new run with another folder (out=DIR).",
-            )
+        check_same_base(folder, self.base)
         super().read(folder / ADAPTER)
 
 
@@ -122,6 +116,17 @@ class DecoderLora(Lora):
         self.peft.peft_config[NAME].base_model_name_or_path = base
         for parameter in trained:  # peft freezes it
             parameter.requires_grad_(True)
+
+
+def check_same_base(folder: Path, base: dict[str, Any]) -> None:
+    """Refuse adapters or gates of a folder that were trained on another model than this one, as in a lineage."""
+    sources = (load_lineage(folder) or {}).get("sources") or []
+    if sources and base not in sources:
+        raise BraidError(
+            "the model that these adapters were trained on has changed since",
+            str(folder),
+            "Go on with the model that it was, or begin a new run with another folder (out=DIR).",
+        )
 
 
 def layer_matrices(model: PreTrainedModel) -> dict[str, nn.Module]:

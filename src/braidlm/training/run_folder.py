@@ -20,8 +20,7 @@ from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, RECIPE, is_r
 from braidlm.core.reading import read_yaml
 from braidlm.data.loading.order import FOLDER as ORDER
 from braidlm.training.amounts import Amount, Progress, parse_amount
-from braidlm.training.config import TrainingConfig
-from braidlm.training.recipe import decode_recipe
+from braidlm.training.recipe import TrainingConfig, decode_recipe
 from braidlm.training.schedules import LearningRate
 
 RUN_ENTRIES = (METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)

@@ -3,17 +3,17 @@
 Its tokenizer prepares the data; what cannot be trained is refused before anything is loaded.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
+from braidlm.core import console
 from braidlm.core.differences import changes, with_changes
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import check_vocabulary
-from braidlm.core.models.memory import check_training_fits, training_plan
 from braidlm.data.loading.config import DataConfig, TokenizerConfig
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.build import load_tokenizer
@@ -22,19 +22,13 @@ from braidlm.model.compression.compression import untrainable
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.opening.adapter import read_adapter
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.gating import gates_of
 from braidlm.opening.names import find_or_fetch
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import find_tokenizer
-from braidlm.training.config import TrainingConfig
-from braidlm.training.lora import DecoderLora
 from braidlm.training.recipe import LoadedRecipe, Recipe
-from braidlm.training.step.compute import choose_dtype
-from braidlm.training.step.objective import use_routing_losses
-from braidlm.training.trainables.decoder import TrainableDecoder
 
 TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
 """Options of an architecture that change how it is trained and not what it computes."""
@@ -43,20 +37,18 @@ TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
 def data_of(recipe: Recipe) -> DataConfig:
     """A recipe's data; text is prepared with the tokenizer of the model to start from, or else of the first teacher:
     both fit no other tokens."""
-    has_packed = any(data_set.path is not None for data_set in recipe.data.sets.values())
-    if has_packed:  # they bring their tokenizer, which is compared when it is read
-        return recipe.data
+    data, asked, distill = recipe.data, recipe.data.tokenizer, recipe.training.distill
+    if any(data_set.path is not None for data_set in data.sets.values()):
+        return data  # what is packed brings its tokenizer, which is compared when it is read
     if recipe.start_from is None and recipe.decoder is None:
-        distill = recipe.training.distill
-        if distill is None or recipe.data.tokenizer != TokenizerConfig():
-            return recipe.data
-        return replace(
-            recipe.data, tokenizer=TokenizerConfig(str(find_or_fetch(distill.teachers[0].model, bare=True)[0]))
-        )
-    start, asked = _tokenizer_folder(recipe), recipe.data.tokenizer
+        if distill is None or asked != TokenizerConfig():
+            return data
+        teacher, *_ = find_or_fetch(distill.teachers[0].model, bare=True)
+        return replace(data, tokenizer=TokenizerConfig(str(teacher)))
+    start = _tokenizer_folder(recipe)
     own = find_tokenizer(start)
     if own is not None and asked == TokenizerConfig():
-        return replace(recipe.data, tokenizer=TokenizerConfig(str(start)))
+        return replace(data, tokenizer=TokenizerConfig(str(start)))
     if asked.kind == "bpe":
         what = "has none that could be used instead" if own is None else "has its own, and its weights fit no other"
         raise BraidError(
@@ -68,7 +60,7 @@ def data_of(recipe: Recipe) -> DataConfig:
         )
     if own is not None:
         check_same_tokenizer(start, own, load_tokenizer(asked.kind))
-    return recipe.data
+    return data
 
 
 def _tokenizer_folder(recipe: Recipe) -> Path:
@@ -136,69 +128,31 @@ def check_same_tokenizer(start: Path, own: BraidTokenizer, other: BraidTokenizer
         )
 
 
+def use_routing_losses(config: BraidConfig, losses: dict[str, float] | None) -> None:
+    """Give every router of a model to be built these losses in place of its own."""
+    if losses is None:
+        return
+    before, given = config.architecture, {"losses": dict(losses)}
+    config.architecture = _changed(before, lambda part: {**part, **given} if "losses" in part else part)
+    if losses and _changed(before, lambda part: {} if "losses" in part else part) == before:
+        console.warn("training.routing_losses has no effect: the model has no routers")
+
+
 def _what_it_computes(architecture: Any) -> Any:
     """An architecture without options that matter in training only."""
-    if isinstance(architecture, dict):
-        kept = {k: v for k, v in architecture.items() if k not in TRAINING_ONLY}
-        return {k: _what_it_computes(v) for k, v in kept.items()}
-    return [_what_it_computes(v) for v in architecture] if isinstance(architecture, list) else architecture
+    return _changed(architecture, lambda part: {k: v for k, v in part.items() if k not in TRAINING_ONLY})
+
+
+def _changed(part: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """An architecture, or a part of one, in which every mapping is what `change` makes of it."""
+    if isinstance(part, dict):
+        return {key: _changed(value, change) for key, value in change(part).items()}
+    return [_changed(value, change) for value in part] if isinstance(part, list) else part
 
 
 def open_decoder(recipe: Recipe) -> OpenedDecoder:
     """The decoder that a recipe trains."""
     return open_model(str(recipe.decoder), "transformers", bare=True)
-
-
-def plan_decoder_run(recipe: Recipe, device: torch.device) -> str:
-    """Find a decoder that cannot be trained before its data is prepared; gives what its training needs, in words."""
-    source, training = open_decoder(recipe), recipe.training
-    if source.context is not None:
-        check_length(source.context, recipe.data.length)
-    if source.has_gates and source.has_lora and not _trains_base(training):
-        raise BraidError(
-            "this folder holds gates and LoRA adapters that were trained together",
-            str(source.folder),
-            "training.train=all trains on from it, and makes a whole model of it.",
-        )
-    model = source.skeleton(weights_dtype(training, device))
-    freeze_decoder(model, source, training)
-    if training.lora is not None:
-        DecoderLora(model, training.lora, source.address)
-    check_training_fits(model, device)
-    return training_plan(model, device)
-
-
-def make_decoder(recipe: Recipe, data: OpenData, device: torch.device) -> TrainableDecoder:
-    """The decoder in memory, in which what the recipe asks for is trained."""
-    source, training = open_decoder(recipe), recipe.training
-    check_vocabulary(source.config.get_text_config().vocab_size, data.tokenizer, str(source.folder))
-    check_same_tokenizer(source.folder, source.tokenizer, data.tokenizer)
-    model = source.load(device, weights_dtype(training, device))
-    freeze_decoder(model, source, training)
-    if training.lora is None:
-        return TrainableDecoder(model, source)
-    base = read_adapter(source.folder).base if source.has_gates else source.address
-    return TrainableDecoder(model, source, DecoderLora(model, training.lora, base))
-
-
-def weights_dtype(training: TrainingConfig, device: torch.device) -> torch.dtype:
-    """The type of the decoder's own weights; what is trained beside a frozen decoder is in float32 in any case."""
-    if training.precision == "pure_bf16":
-        return torch.bfloat16
-    if _trains_base(training) or device.type == "cpu":
-        return torch.float32
-    return choose_dtype(training.precision, device)
-
-
-def freeze_decoder(model: PreTrainedModel, source: OpenedDecoder, training: TrainingConfig) -> None:
-    """Let only what the recipe asks for have gradients; LoRA's adapters, which come later, have them.
-
-    Beside these, gates are trained that are adapters themselves; those of a whole folder are part of the base.
-    """
-    if training.train == "gates" or (training.lora is not None and source.has_gates):
-        train_gates_alone(model)
-    elif training.lora is not None:
-        model.requires_grad_(False)
 
 
 def train_gates_alone(model: PreTrainedModel) -> None:
@@ -213,7 +167,3 @@ def train_gates_alone(model: PreTrainedModel) -> None:
     model.requires_grad_(False)
     for gate in gates.values():
         gate.requires_grad_(True)
-
-
-def _trains_base(training: TrainingConfig) -> bool:
-    return training.train == "all" and training.lora is None

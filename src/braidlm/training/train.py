@@ -28,6 +28,7 @@ from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.open import open_model
 from braidlm.training.amounts import Progress
+from braidlm.training.decoder import make_decoder, plan_decoder_run
 from braidlm.training.features.feature import asked_features
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
@@ -40,15 +41,12 @@ from braidlm.training.start_from import (
     check_not_quantised,
     data_of,
     load_start,
-    make_decoder,
     open_decoder,
-    plan_decoder_run,
     train_gates_alone,
+    use_routing_losses,
 )
-from braidlm.training.step.objective import use_routing_losses
 from braidlm.training.step.parallel import Rank, join_group, main_first, wait_for_all
-from braidlm.training.trainables.braid_model import TrainableBraid
-from braidlm.training.trainables.trainable import Trainable
+from braidlm.training.trainable import Trainable, TrainableBraid
 
 
 @dataclass

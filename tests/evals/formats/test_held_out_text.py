@@ -18,7 +18,7 @@ from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.training.monitoring.reporter import score_text
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.evals.plain_scorer import plain_sum
 from tests.tiny_models import tiny_model
 

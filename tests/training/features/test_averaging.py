@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_json
 from braidlm.model.config.strict import decode, encode
-from braidlm.training.config import TrainingConfig
 from braidlm.training.features.averaging import WeightAverage, averages
 from braidlm.training.loop import Trainer
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.train import train
 from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights
 

@@ -15,10 +15,9 @@ from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
 from braidlm.model.config.strict import decode
 from braidlm.training import loop, train
-from braidlm.training.config import TrainingConfig
 from braidlm.training.features import feature as contract
 from braidlm.training.features.feature import Feature, Setup, feature, features, make_features, with_features
-from braidlm.training.recipe import decode_recipe
+from braidlm.training.recipe import TrainingConfig, decode_recipe
 from braidlm.training.step import step
 from braidlm.training.step.parallel import Rank
 from tests.tiny_models import tiny_model

@@ -12,8 +12,7 @@ from braidlm.data.loading.batches import Batch
 from braidlm.training.features.distill.distillation import StoredDistillation
 from braidlm.training.features.lengths import Lengths, ShorterRows
 from braidlm.training.recipe import decode_recipe
-from braidlm.training.step.captured_step import StepReport
-from braidlm.training.step.step import Stepper
+from braidlm.training.step.step import Stepper, StepReport
 from braidlm.training.train import train
 from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 

@@ -14,12 +14,12 @@ from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.config import TrainingConfig
 from braidlm.training.features.memory import ChunkMemory, Memory, MemoryCache, empty_memory
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.objective import Objective
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.plain_losses import plain_losses
 from tests.tiny_models import random_ids, tiny_model
 

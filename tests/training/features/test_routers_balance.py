@@ -15,12 +15,12 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.losses import load, loads
 from braidlm.model.routing.router import RouterConfig, TopKRouter
-from braidlm.training.config import TrainingConfig
 from braidlm.training.monitoring.step_metrics import StepMetrics
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.objective import routers
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.tiny_models import VOCABULARY, random_ids, randomised, tiny_model
 
 HERE = Rank(0, 1, torch.device("cpu"))

@@ -19,11 +19,11 @@ from braidlm.core.models.runs import read_metrics
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import decode
-from braidlm.training.config import LogConfig, SampleConfig
 from braidlm.training.monitoring.reporter import Score, mean_bits_per_byte, write_samples
 from braidlm.training.monitoring.tracking import Tracker, drop_records_after
+from braidlm.training.recipe import LogConfig, SampleConfig
 from braidlm.training.train import train
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.tiny_models import ToyTokenizer, tiny_model
 from tests.training.tiny_runs import records, tiny_recipe
 

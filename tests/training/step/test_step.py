@@ -12,11 +12,10 @@ from torch import nn, optim
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.config import TrainingConfig
-from braidlm.training.step.captured_step import packed_batch
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
-from braidlm.training.step.step import Stepper
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.step.step import Stepper, packed_batch
+from braidlm.training.trainable import TrainableBraid
 from tests.tiny_models import VOCABULARY, tiny_model
 
 HERE = Rank(0, 1, torch.device("cpu"))

@@ -14,17 +14,15 @@ from braidlm.data.loading.validation import ValidationSet, validation_windows
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.amounts import Progress
-from braidlm.training.config import SampleConfig
 from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.features.feature import Feature, evaluating
 from braidlm.training.monitoring.speed import SpeedMeter
 from braidlm.training.monitoring.step_metrics import StepMetrics, UsageMonitor, choices_of, lowest_usage, usage_entropy
 from braidlm.training.monitoring.tracking import Tracker
-from braidlm.training.recipe import Recipe
-from braidlm.training.step.compute import autocast
+from braidlm.training.recipe import Recipe, SampleConfig
+from braidlm.training.step.compute import StarvedThreads, autocast
 from braidlm.training.step.parallel import Rank
-from braidlm.training.step.threads import StarvedThreads
-from braidlm.training.trainables.trainable import Trainable
+from braidlm.training.trainable import Trainable
 
 
 @dataclass

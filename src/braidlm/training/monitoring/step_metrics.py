@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn, stack
 
-from braidlm.training.step.captured_step import StepReport
 from braidlm.training.step.parallel import Rank, sum_over_processes
+from braidlm.training.step.step import StepReport
 
 HARDLY_USED = 0.05
 """A choice below this share of an even load counts as unused."""

@@ -17,7 +17,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, write_text
 from braidlm.core.models.runs import HISTORY, METRICS
 from braidlm.core.reading import explained_system_errors, parse_row
-from braidlm.training.config import LogConfig
+from braidlm.training.recipe import LogConfig
 
 
 class Tracker:

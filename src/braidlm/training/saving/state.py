@@ -29,7 +29,7 @@ from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.features.feature import Feature
 from braidlm.training.step.optimizers.contract import Optimizer, state_keys
 from braidlm.training.step.parallel import Rank
-from braidlm.training.trainables.trainable import Trainable
+from braidlm.training.trainable import Trainable
 
 OPTIMIZER = "optimizer.safetensors"
 STEP = "step"

@@ -1,11 +1,17 @@
-"""How a model is computed here: in bf16 where the hardware is fast at it, and routed parts sparse or dense.
+"""How a model is computed here: in bf16 where the hardware is fast at it, routed parts sparse or dense, CPU threads.
 
-Which of two equal computations of a routed part is faster is measured before the first step, once, by the main process,
-and kept in the run's checkpoints, so that every process and every resumed run rounds alike.
+Which of two equal computations of a routed part is faster, and how many CPU threads are, is measured before the first
+step, once, by the main process. Checkpoints keep it, so that every process and every resumed run rounds alike: sums are
+divided among threads.
+
+Threads of one operation wait for each other. Where another program holds a core, all wait until it is given back: on
+two busy cores two threads were fifteen times slower than one (LOG.md).
 """
 
 import contextlib
+import os
 import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -18,31 +24,33 @@ from braidlm.core import console
 from braidlm.model.routing.dispatch import supports_grouped_mm
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.training.step.parallel import Rank, broadcast
+from braidlm.training.trainable import Trainable
 
-TRIALS = 3
+TRIALS, THREAD_TRIALS = 3, 2
 ADVANTAGE = 0.9
-"""Dense is chosen only where it needs less than this share of the time: near a tie the choice should not vary."""
+"""Dense, or more threads, are chosen only where they need less than this share of the time: near a tie the choice
+should not vary, and the machine may get busier."""
+STARVED = 0.6
+"""Threads that get less than this share of a core each wait for cores: undisturbed they get 0.8 or more (LOG.md)."""
+PATIENCE = 10.0
+"""Seconds of training before a run says that its threads wait."""
 
 Choices = dict[str, str]
 """`sparse` or `dense` for each routed part, by its name in the model."""
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The type of matrix products; a CPU that is slow at bf16 gets float32 and a message."""
-    if precision == "float32":
-        return torch.float32
+    """The type of matrix products; a device that is slow at bf16 gets float32 and a message."""
     if precision == "pure_bf16":
         return torch.bfloat16
-    if device.type == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return torch.bfloat16
-        if precision == "bf16":
-            console.say("This GPU has no bf16: computing in float32.")
+    on_gpu = device.type == "cuda"
+    if precision == "float32" or (precision == "auto" and not on_gpu):
         return torch.float32
+    if torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_is_fast_at_bf16():
+        return torch.bfloat16
     if precision == "bf16":
-        if cpu_is_fast_at_bf16():
-            return torch.bfloat16
-        console.say("This CPU is slow at bf16 (about 100 times): computing in float32.")
+        why = "This GPU has no bf16" if on_gpu else "This CPU is slow at bf16 (about 100 times)"
+        console.say(f"{why}: computing in float32.")
     return torch.float32
 
 
@@ -83,9 +91,9 @@ def use_compute(model: PreTrainedModel, choices: Choices) -> None:
     """Let routed parts compute as chosen, and say so."""
     for name, choice in choices.items():
         model.get_submodule(name).compute = choice  # type: ignore[assignment]
-    counts = {choice: list(choices.values()).count(choice) for choice in sorted(set(choices.values()))}
-    if counts:
-        each = ", ".join(f"{n} computed {choice}" for choice, n in counts.items())
+    if choices:
+        made = list(choices.values())
+        each = ", ".join(f"{made.count(choice)} computed {choice}" for choice in sorted(set(made)))
         console.say(f"Routed parts: {each}, the faster here.")
 
 
@@ -96,13 +104,10 @@ def _inputs_of(model: PreTrainedModel, parts: dict[str, nn.Module], ids: Tensor)
     def record(name: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
         inputs[name] = arguments
 
-    hooks = [part.register_forward_pre_hook(partial(record, name)) for name, part in parts.items()]
-    try:
-        with torch.no_grad():
-            model.base_model(ids, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for name, part in parts.items():
+            hooks.callback(part.register_forward_pre_hook(partial(record, name)).remove)
+        model.base_model(ids, use_cache=False)
     return inputs
 
 
@@ -132,3 +137,99 @@ def _now(x: Tensor) -> float:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return time.perf_counter()
+
+
+def choose_threads(
+    trained: Trainable, shape: tuple[int, int], rank: Rank, asked: int | None, saved: int | None
+) -> int | None:
+    """The number of the recipe, else of the checkpoint, else of the environment, else the fastest.
+
+    None on a GPU, where it does not matter.
+    """
+    if rank.device.type != "cpu":
+        return None
+    most = torch.get_num_threads()
+    if given := asked or saved:
+        if given != most:
+            console.say(f"Computing with {_counted(given)}, as {'the recipe says' if asked else 'before'}.")
+        return given
+    if most == 1 or os.environ.get("OMP_NUM_THREADS"):  # somebody chose: the user, or torchrun for several processes
+        return most
+    measured = fastest(lambda: _seconds_of_a_pass(trained, shape), most) if rank.is_main else most
+    threads = broadcast(measured, rank)
+    console.say(f"Computing with {_counted(threads)} of {most}, the fastest here now; training.threads=N sets another.")
+    return threads
+
+
+def saved_threads(position: dict[str, Any]) -> int | None:
+    """The number that a checkpoint was computed with; None if that was on a GPU."""
+    threads = position.get("threads", torch.get_num_threads())  # earlier versions took torch's own number
+    if threads is not None and not (isinstance(threads, int) and threads >= 1):
+        raise ValueError(f"{threads} is no number of threads")
+    return threads
+
+
+def fastest(seconds: Callable[[], float], most: int) -> int:
+    """The best number of threads among `most` and its halves; one that is clearly slower than more ends the search."""
+    best, best_seconds, threads = most, float("inf"), most
+    while threads >= 1:
+        with using_threads(threads):
+            seconds()  # the first pass starts the threads
+            taken = min(seconds() for _ in range(THREAD_TRIALS))
+        if taken * ADVANTAGE > best_seconds:
+            break
+        best, best_seconds, threads = threads, min(taken, best_seconds), threads // 2
+    return best
+
+
+@contextlib.contextmanager
+def using_threads(threads: int | None) -> Iterator[None]:
+    """Compute with this number of threads; None leaves it as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seconds_of_a_pass(trained: Trainable, shape: tuple[int, int]) -> float:
+    """A forward and a backward pass over random tokens; neither the gradients nor the random state are touched."""
+    with torch.random.fork_rng(devices=[]):
+        ids, objective = torch.randint(trained.model.config.vocab_size, shape), trained.objective()
+        begin = time.perf_counter()
+        losses = objective(ids, ids, torch.tensor(float(ids.numel())))
+        whole = losses.text if losses.routing is None else losses.text + losses.routing
+        torch.autograd.grad(whole, [p for p in trained.model.parameters() if p.requires_grad], allow_unused=True)
+        return time.perf_counter() - begin
+
+
+class StarvedThreads:
+    """Notices that the threads of a run wait for cores that another program took after their number was chosen.
+
+    The run goes on with them, because another number rounds differently; its user may choose.
+    """
+
+    def __init__(self) -> None:
+        self.low: list[float] = []
+        """Seconds of each reading since the threads wait."""
+        self.said = False
+
+    def update(self, threads: int, cores: float, seconds: float) -> str | None:
+        """A warning, once, after `seconds` in which the threads had the time of so many `cores`."""
+        if threads == 1 or self.said:
+            return None
+        self.low = [*self.low, seconds] if cores < STARVED * threads else []
+        # One reading alone may be of something else than steps, such as compiling.
+        self.said = len(self.low) > 1 and sum(self.low) >= PATIENCE
+        if not self.said:
+            return None
+        return (
+            f"{_counted(threads)} get the time of {cores:.1f} cores here, probably because another program runs too. "
+            "They wait for each other, so that fewer may be faster: stop with Ctrl-C, and the same command with "
+            f"training.threads={max(1, int(cores))} goes on from there"
+        )
+
+
+def _counted(threads: int) -> str:
+    return f"{threads} CPU thread{'' if threads == 1 else 's'}"

@@ -4,19 +4,21 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from braidlm.core import console
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.core.errors import BraidError
+from braidlm.model.attention.positions import NoPositions
+from braidlm.model.attention.softmax import Softmax
 from braidlm.model.heads.losses import IGNORED
-from braidlm.model.modeling_braid import BraidForCausalLM, share_of_batch
+from braidlm.model.mixture_of_depths import MixtureOfDepths
+from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel, share_of_batch
 from braidlm.model.routing.losses import Evaluator, loads, routing_loss, usages
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routings
 from braidlm.model.span import LayerRecord
 from braidlm.training.features.extra_losses import ExtraLoss, TrainingPass
 from braidlm.training.features.memory import Memory, MemoryCache
-from braidlm.training.step.two_way import needs_masks, two_way_options
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
@@ -67,21 +69,17 @@ class Objective(nn.Module):
         """With a memory, `continues` [row] says whose text goes on where the memory ends."""
         if self.lowered is not None:
             return self._by_kernels(self.lowered, inputs, labels, count)
-        cache = None
-        if memory is not None:
-            assert continues is not None
-            cache = MemoryCache(memory, continues)
+        cache = None if memory is None or continues is None else MemoryCache(memory, continues)
         record = LayerRecord([] if any(loss.needs_layers for loss in self.extra.values()) else None)
         body, two_way = self.model.model, two_way_options(self.model.model, inputs, self.taken_rows, self.by_masks)
         remembered = {} if cache is None else cache.span_options(body, inputs.shape[1])
         hidden, routings, read = self.model.run(inputs, record=record, **{**remembered, **two_way})
         layers = tuple(record.hidden_states or ())
-        done = TrainingPass(self.model, inputs, labels, count, hidden, layers, read=read)
-        done = self._without_taken_rows(done)
+        done = self._without_taken_rows(TrainingPass(self.model, inputs, labels, count, hidden, layers, read=read))
         text = self.model.head.loss(done.hidden, done.labels, done.count, **done.read)
         routing = routing_loss_of(routings, labels, count)
         extra = {name: loss(done) for name, loss in self.extra.items()}
-        after = None if cache is None else cache.after(self.model.model, inputs.shape[1])
+        after = None if cache is None else cache.after(body, inputs.shape[1])
         return BatchLosses(text, routing, *self._readings(routings, labels), after, extra)
 
     def _by_kernels(self, lowered: "LoweredModel", inputs: Tensor, labels: Tensor, count: Tensor) -> BatchLosses:
@@ -126,23 +124,53 @@ def routing_loss_of(routings: Routings, labels: Tensor, count: Tensor | float | 
     return routing_loss(routings, real) * share_of_batch(real, count) if routings else None
 
 
-def use_routing_losses(config: BraidConfig, losses: dict[str, float] | None) -> None:
-    """Give every router of a model to be built these losses in place of its own."""
-    if losses is None:
-        return
-    before = config.architecture
-    config.architecture = _with_losses(before, losses)
-    if losses and config.architecture == _with_losses(before, {}):
-        console.warn("training.routing_losses has no effect: the model has no routers")
-
-
-def _with_losses(part: Any, losses: dict[str, float]) -> Any:
-    """An architecture, or a part of one, whose routers have these losses."""
-    if isinstance(part, dict):
-        return {k: dict(losses) if k == "losses" else _with_losses(v, losses) for k, v in part.items()}
-    return [_with_losses(v, losses) for v in part] if isinstance(part, list) else part
-
-
 def routers(model: nn.Module) -> Iterator[TopKRouter]:
     """The model's top-k routers."""
     return (module for module in model.modules() if isinstance(module, TopKRouter))
+
+
+# Passes in which some rows see both ways: there every token attends to its whole row, in the others to those before. It
+# is a property of the pass and of no model: evaluation, generation and folders are causal.
+
+
+def check_two_way(body: BraidModel, where: str) -> None:
+    """Refuse a model whose tokens cannot attend to those after them."""
+    problems = []
+    for name, part in body.named_modules():
+        rule = getattr(part, "rule", part)
+        if hasattr(part, "cache_slot") and not isinstance(rule, Softmax):
+            problems.append(f"its kind of attention ({type(rule).__name__}) looks back alone ({name})")
+        if isinstance(part, MixtureOfDepths):
+            what = "which tokens of a mixture of depths enter is learned for texts that are read forward"
+            problems.append(f"{what} ({name})")
+    if body.head_slots:
+        problems.append("its head judges every token by those before it (head)")
+    if isinstance(body.positions, NoPositions):
+        problems.append("without positions only the causal mask tells the order of tokens (positions)")
+    if problems:
+        raise BraidError(f"this model cannot read rows both ways: {problems[0]}", where, "Leave out this loss.")
+
+
+def needs_masks(body: BraidModel) -> bool:
+    """Whether the causal rows cannot simply be computed apart: windows and tokens that are hidden need masks."""
+    hides = any(getattr(part, "scope", "all") == "routed" for part in body.modules())
+    return hides or body.windows != [None] or body.config._attn_implementation == "eager"
+
+
+def two_way_options(body: BraidModel, inputs: Tensor, rows: int, by_masks: bool) -> dict[str, Any]:
+    """The options of the span of a pass over `inputs` [batch, time] of which the last `rows` see both ways.
+
+    Attention is computed apart for the two parts, without masks; or `by_masks`, which is the reference, for all rows.
+    """
+    if not (rows and by_masks):
+        return {"two_way": rows}
+    positions = torch.arange(inputs.shape[1], device=inputs.device)
+    return {"masks": {window: two_way_mask(window, positions, rows, len(inputs)) for window in body.windows}}
+
+
+def two_way_mask(window: int | None, positions: Tensor, rows: int, batch: int) -> Tensor:
+    """[batch, 1, time, time]: true where a query sees a key; a window reaches as far to both sides."""
+    distance = positions[:, None] - positions
+    near = distance.abs() < (len(positions) if window is None else window)
+    seen = torch.stack((near & (distance >= 0), near))
+    return seen[(torch.arange(batch, device=positions.device) >= batch - rows).long(), None]

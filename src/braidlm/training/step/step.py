@@ -2,26 +2,26 @@
 
 import contextlib
 import functools
+import gc
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from braidlm.data.loading.batches import Batch
 from braidlm.kernels.side_stream import SideStream
-from braidlm.training.config import TrainingConfig
 from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.features.feature import Feature, Setup, make_features
-from braidlm.training.step.captured_step import EAGER_STEPS_BEFORE_CAPTURE, CapturedStep, StepReport, packed_batch
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.compute import autocast
 from braidlm.training.step.objective import BatchLosses
 from braidlm.training.step.optimizers.contract import Optimizer, optimizers
 from braidlm.training.step.parallel import Rank, data_parallel
-from braidlm.training.trainables.trainable import Trainable
+from braidlm.training.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
@@ -29,6 +29,38 @@ if TYPE_CHECKING:  # it needs Triton
 FusedStep: Any = None
 with contextlib.suppress(ImportError):  # without Triton the optimizers do it, in several passes
     from braidlm.kernels.optimizers.fused_step import FusedStep
+
+EAGER_STEPS_BEFORE_CAPTURE = 3
+"""Kernels are chosen, compiled code is built and optimizer state is made in these; a capture must not contain that."""
+
+
+@dataclass
+class StepReport:
+    """Numbers of one step, still on the device; each process has its share of the losses."""
+
+    loss: Tensor
+    """The loss of the text."""
+    gradient_norm: Tensor
+    routing_loss: Tensor
+    """What routers add to the loss, 0 where there are none."""
+    usage: dict[str, Tensor]
+    """For each router, the share of the weight that each of its choices had in the last forward pass."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """The recipe's extra losses by name, without their weights."""
+
+    def packed(self) -> Tensor:
+        """All numbers one after the other, so that they are copied at once."""
+        return torch.cat([number.view(-1) for number in self._numbers()])
+
+    def unpacked(self, numbers: Tensor) -> "StepReport":
+        """A report like this one, of other numbers that were packed."""
+        parts = iter(numbers.split([number.numel() for number in self._numbers()]))
+        loss, norm, routing_loss = (next(parts)[0] for _ in range(3))
+        usage = {name: next(parts) for name in self.usage}
+        return StepReport(loss, norm, routing_loss, usage, {name: next(parts)[0] for name in self.extra})
+
+    def _numbers(self) -> list[Tensor]:
+        return [self.loss, self.gradient_norm, self.routing_loss, *self.usage.values(), *self.extra.values()]
 
 
 class Stepper:
@@ -107,7 +139,9 @@ class Stepper:
         if self.use_graph and self.steps > EAGER_STEPS_BEFORE_CAPTURE:
             report = self._replay(inputs, labels, count)
         else:
-            report = self._train(self._load(inputs), self._load(labels), self._number(count))
+            # The count is made on the device: a copy from the host would wait for it.
+            number = torch.full((), float(count), device=self.rank.device)
+            report = self._train(self._load(inputs), self._load(labels), number)
         for one in self.features:
             one.end_step(share)
         return report
@@ -123,17 +157,13 @@ class Stepper:
             return tensor
         return tensor.pin_memory().to(self.rank.device, non_blocking=True)
 
-    def _number(self, count: int) -> Tensor:
-        # Made there: a copy from the host would wait for the device.
-        return torch.full((), float(count), device=self.rank.device)
-
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
         losses, additions, usage = [], [], {}
         extra: dict[str, list[Tensor]] = {name: [] for name in self.extra}
-        parts = self.config.accumulation
+        parts, no_sync = self.config.accumulation, getattr(self.objective, "no_sync", contextlib.nullcontext)
         for index, (tokens, targets) in enumerate(zip(inputs.chunk(parts), labels.chunk(parts), strict=True)):
             beside = {name: value for one in self.features for name, value in one.inputs(index, parts).items()}
-            with self._without_sync() if index + 1 < parts else contextlib.nullcontext():
+            with no_sync() if index + 1 < parts else contextlib.nullcontext():
                 with autocast(self.rank.device, self.dtype):
                     found = self.run(tokens, targets, count, **beside)
                 whole = self._whole(found)
@@ -144,8 +174,7 @@ class Stepper:
             for one in self.features:
                 one.read_pass(found)
             losses.append(found.text.detach())
-            if found.routing is not None:
-                additions.append(found.routing.detach())
+            additions += [] if found.routing is None else [found.routing.detach()]
             usage = found.usage
             for name, other in found.extra.items():
                 extra[name].append(other.detach())
@@ -158,13 +187,16 @@ class Stepper:
 
     def _whole(self, found: BatchLosses) -> Tensor:
         """What is minimised."""
-        text, routing = found.text, found.routing
+        whole = found.text
         if found.weighted is not None:
-            return found.weighted if routing is None else found.weighted + routing
-        whole = text * math.prod(loss.text_weight for loss in self.extra.values()) if self.extra else text
-        whole = whole if routing is None else whole + routing
-        for name, other in found.extra.items():
-            whole = whole + self.extra[name].factor * other
+            whole = found.weighted
+        elif self.extra:
+            whole = whole * math.prod(loss.text_weight for loss in self.extra.values())
+        if found.routing is not None:
+            whole = whole + found.routing
+        if found.weighted is None:
+            for name, other in found.extra.items():
+                whole = whole + self.extra[name].factor * other
         return whole
 
     def _sum(self, numbers: list[Tensor]) -> Tensor:
@@ -182,11 +214,6 @@ class Stepper:
         self.optimizer.step()
         return norm
 
-    def _without_sync(self) -> contextlib.AbstractContextManager:
-        if isinstance(self.objective, DistributedDataParallel):
-            return self.objective.no_sync()
-        return contextlib.nullcontext()
-
     def _replay(self, inputs: np.ndarray, labels: np.ndarray, count: int) -> StepReport:
         batch = packed_batch(inputs, labels, count).pin_memory()
         if self.graph is None:
@@ -194,3 +221,45 @@ class Stepper:
             if self.fused is not None:
                 self.fused.write_addresses()
         return self.graph.replay(batch)
+
+
+class CapturedStep:
+    """A step as a CUDA graph. It reads its rows from one buffer and leaves its numbers in one tensor."""
+
+    def __init__(
+        self,
+        train: Callable[[Tensor, Tensor, Tensor], StepReport],
+        batch: Tensor,
+        shape: tuple[int, ...],
+        device: torch.device,
+    ):
+        """Record `train` without running it; gradients get their fixed addresses inside the graph's memory.
+
+        `batch` is packed and its rows have this shape.
+        """
+        self.buffer = batch.to(device)
+        inputs, labels, count = self.buffer.split((math.prod(shape), math.prod(shape), 1))
+        # What compiled code leaves in reference cycles may hold the autograd graph of an eager step, whose nodes belong
+        # to another stream and would break the capture.
+        gc.collect()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        # What the loss waits for goes before what only the optimizer waits for.
+        first = torch.cuda.Stream(device, priority=-1)
+        with torch.cuda.graph(self.graph, stream=first):
+            count = count.view(torch.float32)[0]
+            self.results = train(inputs.view(shape), labels.view(shape), count)
+            self.numbers = self.results.packed()
+
+    def replay(self, batch: Tensor) -> StepReport:
+        """Train on a packed batch."""
+        self.buffer.copy_(batch, non_blocking=True)
+        self.graph.replay()
+        return self.results.unpacked(self.numbers.clone())
+
+
+def packed_batch(inputs: np.ndarray, labels: np.ndarray, count: int) -> Tensor:
+    """All that a replayed step reads, so that it is sent at once; the count, which is last, as a float32."""
+    packed = np.concatenate((inputs.ravel(), labels.ravel(), np.zeros(1, np.int64)))
+    packed[-1:].view(np.float32)[0] = count
+    return torch.from_numpy(packed)

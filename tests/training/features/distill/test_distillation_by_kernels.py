@@ -13,17 +13,17 @@ from torch import nn
 from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training import trainable
 from braidlm.training.amounts import Amount
-from braidlm.training.config import TrainingConfig
 from braidlm.training.features.distill import teachers as teachers_of_runs
 from braidlm.training.features.distill.distillation import OnlineDistillation, StoredDistillation
 from braidlm.training.features.distill.teachers import DistillConfig, TeacherConfig, Teachers
 from braidlm.training.features.extra_losses import ExtraLoss, ExtraLossConfig
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.objective import Objective
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainables import braid_model
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.tiny_models import VOCABULARY, random_ids, tiny_model
 from tests.training.features.distill.teaching import stored_targets
 
@@ -216,7 +216,7 @@ def test_which_steps_are_lowered(
     model = tiny_model(seed=1, head=head).to(DEVICE)
     trained = TrainableBraid(model)
     monkeypatch.setattr(trained, "lower", lambda *_, **__: LoweredModel(model))
-    monkeypatch.setattr(braid_model, "replace_parts", lambda model: None)  # as on a GPU, where the head stays
+    monkeypatch.setattr(trainable, "replace_parts", lambda model: None)  # as on a GPU, where the head stays
     features: list[ExtraLoss] = [distillation(model, two_teachers())]
     features += [kind(ExtraLossConfig(), model) for kind in others]
     config = TrainingConfig(budget=Amount(1), batch=2, accumulation=2)

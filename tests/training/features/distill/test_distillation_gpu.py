@@ -11,14 +11,14 @@ import torch
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.training.amounts import Amount
-from braidlm.training.config import TrainingConfig
 from braidlm.training.features.distill import storing
 from braidlm.training.features.distill.distillation import OnlineDistillation, StoredDistillation
 from braidlm.training.features.distill.storing import StoragePlan, open_targets
 from braidlm.training.features.distill.teachers import DistillConfig, TeacherConfig, Teachers
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.tiny_models import VOCABULARY, tiny_model
 from tests.training.features.distill.teaching import stored_targets
 

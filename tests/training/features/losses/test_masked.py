@@ -17,8 +17,7 @@ from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.features.losses.masked import SHOWN, Masked, MaskedConfig, masked_counts
 from braidlm.training.recipe import decode_recipe
-from braidlm.training.step.objective import Objective
-from braidlm.training.step.two_way import two_way_options
+from braidlm.training.step.objective import Objective, two_way_options
 from braidlm.training.train import train
 from tests.tiny_models import VOCABULARY, random_ids, tiny_model
 from tests.training.features.losses.text_batches import batch_of

@@ -9,11 +9,11 @@ import torch
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
-from braidlm.training.config import TrainingConfig
 from braidlm.training.features.losses.masked import Masked, MaskedConfig
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.tiny_models import VOCABULARY, tiny_config
 from tests.training.features.losses.text_batches import batch_of
 

@@ -10,12 +10,12 @@ import torch
 
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.config import TrainingConfig
+from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.optimizers.contract import Optimizer, decay_outlasts_rate, optimizers
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.tiny_models import VOCABULARY, tiny_model
 from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 

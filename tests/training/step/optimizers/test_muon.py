@@ -15,14 +15,13 @@ from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.freezing import freeze
 from braidlm.training.amounts import Amount
-from braidlm.training.config import TrainingConfig
-from braidlm.training.recipe import decode_recipe
+from braidlm.training.recipe import TrainingConfig, decode_recipe
 from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, optimizers
 from braidlm.training.step.optimizers.muon import MuonConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.tiny_decoders import save_decoder
 from tests.tiny_models import VOCABULARY, tiny_model
 from tests.training.forked_runs import fork

@@ -19,7 +19,7 @@ from braidlm.model.config.ranges import Probability, Range
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.features.extra_losses import ExtraLoss, TrainingPass, extra_losses
-from braidlm.training.step.two_way import check_two_way
+from braidlm.training.step.objective import check_two_way
 
 SHOWN = IGNORED - 1
 """The label of a position whose next token is not masked: it is text, which routers are balanced on, without a loss."""

@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of, write_text
 from braidlm.core.models.card import exported_card
-from braidlm.core.models.folders import load_lineage, write_lineage
+from braidlm.core.models.folders import check_vocabulary, write_lineage
+from braidlm.core.models.memory import check_training_fits, training_plan
+from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import share_of_batch
@@ -23,10 +25,12 @@ from braidlm.opening.decoder_costs import decoder_cost
 from braidlm.opening.full_folder import write_decoder
 from braidlm.opening.gating import gates_of
 from braidlm.training.features.extra_losses import ExtraLoss
-from braidlm.training.features.memory import Memory
-from braidlm.training.lora import DecoderLora, layer_matrices
+from braidlm.training.lora import DecoderLora, check_same_base, layer_matrices
+from braidlm.training.recipe import Recipe, TrainingConfig
+from braidlm.training.start_from import check_length, check_same_tokenizer, open_decoder, train_gates_alone
+from braidlm.training.step.compute import choose_dtype
 from braidlm.training.step.objective import BatchLosses
-from braidlm.training.trainables.trainable import Trainable
+from braidlm.training.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
@@ -42,10 +46,9 @@ class TrainableDecoder(Trainable):
         """`source` is what the model was loaded from: the base of what is saved, where that is frozen."""
         self.model, self.source, self.lora = model, source, lora
         gated = {parameter for gate in gates_of(model).values() for parameter in gate.parameters()}
-        others = [parameter for parameter in model.parameters() if parameter not in gated]
-        trains_base = lora is None and any(parameter.requires_grad for parameter in others)
-        trains_gates = any(parameter.requires_grad for parameter in gated)
-        self.is_whole = trains_base or (trains_gates and not source.has_gates)
+        trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+        trains_base = lora is None and not trained <= gated
+        self.is_whole = trains_base or (not trained.isdisjoint(gated) and not source.has_gates)
         """Whether what is saved is the whole decoder, and not adapters that name their base."""
 
     def objective(
@@ -85,18 +88,13 @@ class TrainableDecoder(Trainable):
         write_text(folder / "README.md", exported_card(name, record))
 
     def read(self, folder: Path) -> None:
-        sources = (load_lineage(folder) or {}).get("sources") or []
-        if not self.is_whole and sources and self.source.record() not in sources:
-            raise BraidError(
-                "the decoder that these adapters were trained on has changed since",
-                str(folder),
-                "Go on with the decoder that it was, or begin a new run with another folder (out=DIR).",
-            )
         if self.is_whole:
             # Transformers converts names on the way, so that its own reader is what reads its folders.
             self.model.load_state_dict(OpenedDecoder(folder).load("cpu", self.model.dtype).state_dict())
-        elif self.source.has_gates:
-            self._read_gates(folder)
+        else:
+            check_same_base(folder, self.source.record())
+            if self.source.has_gates:
+                self._read_gates(folder)
         if self.lora is not None:
             self.lora.read(folder)
 
@@ -115,32 +113,78 @@ class DecoderObjective(nn.Module):
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model = model
-        # A sparse decoder's configuration gives the weight of a balance loss, but asks for none: generation fails with
+        self.weight = getattr(model.config.get_text_config(), "router_aux_loss_coef", 0.0)
+        """The weight of the balance loss of a decoder's own experts."""
+        # A sparse decoder's configuration gives the weight, but asks for no loss: generation fails with
         # `output_router_logits`. Training asks for it.
-        balanced = getattr(model.config.get_text_config(), "router_aux_loss_coef", 0.0)
-        self.asked = {"output_router_logits": True} if balanced else {}
+        self.asked = {"output_router_logits": True} if self.weight else {}
 
-    def forward(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        count: Tensor,
-        memory: Memory | None = None,
-        continues: Tensor | None = None,
-    ) -> BatchLosses:
+    def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> BatchLosses:
         output = self.model(input_ids=inputs, use_cache=False, return_dict=True, **self.asked)
-        return BatchLosses(summed_loss(output.logits, labels) / count, self._routing(output, labels, count), {}, {})
-
-    def _routing(self, output: Any, labels: Tensor, count: Tensor) -> Tensor | None:
-        """The balance loss of a decoder's own experts, where its configuration has a weight for one."""
-        loss = getattr(output, "aux_loss", None)
-        if not isinstance(loss, Tensor):
-            return None
-        weight = self.model.config.get_text_config().router_aux_loss_coef
-        return weight * loss * share_of_batch(labels != IGNORED, count)
+        balance = getattr(output, "aux_loss", None)
+        routing = None
+        if isinstance(balance, Tensor):
+            routing = self.weight * balance * share_of_batch(labels != IGNORED, count)
+        return BatchLosses(summed_loss(output.logits, labels) / count, routing, {}, {})
 
 
 def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """The summed loss of all labels, each at the position that predicts it; padding counts nothing."""
     flat = logits.flatten(0, 1).float()
     return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def plan_decoder_run(recipe: Recipe, device: torch.device) -> str:
+    """Find a decoder that cannot be trained before its data is prepared; gives what its training needs, in words."""
+    source, training = open_decoder(recipe), recipe.training
+    if source.context is not None:
+        check_length(source.context, recipe.data.length)
+    if source.has_gates and source.has_lora and not _trains_base(training):
+        raise BraidError(
+            "this folder holds gates and LoRA adapters that were trained together",
+            str(source.folder),
+            "training.train=all trains on from it, and makes a whole model of it.",
+        )
+    model = source.skeleton(weights_dtype(training, device))
+    freeze_decoder(model, source, training)
+    if training.lora is not None:
+        DecoderLora(model, training.lora, source.address)
+    check_training_fits(model, device)
+    return training_plan(model, device)
+
+
+def make_decoder(recipe: Recipe, data: OpenData, device: torch.device) -> TrainableDecoder:
+    """The decoder in memory, in which what the recipe asks for is trained."""
+    source, training = open_decoder(recipe), recipe.training
+    check_vocabulary(source.config.get_text_config().vocab_size, data.tokenizer, str(source.folder))
+    check_same_tokenizer(source.folder, source.tokenizer, data.tokenizer)
+    model = source.load(device, weights_dtype(training, device))
+    freeze_decoder(model, source, training)
+    if training.lora is None:
+        return TrainableDecoder(model, source)
+    base = read_adapter(source.folder).base if source.has_gates else source.address
+    return TrainableDecoder(model, source, DecoderLora(model, training.lora, base))
+
+
+def weights_dtype(training: TrainingConfig, device: torch.device) -> torch.dtype:
+    """The type of the decoder's own weights; what is trained beside a frozen decoder is in float32 in any case."""
+    if training.precision == "pure_bf16":
+        return torch.bfloat16
+    if _trains_base(training) or device.type == "cpu":
+        return torch.float32
+    return choose_dtype(training.precision, device)
+
+
+def freeze_decoder(model: PreTrainedModel, source: OpenedDecoder, training: TrainingConfig) -> None:
+    """Let only what the recipe asks for have gradients; LoRA's adapters, which come later, have them.
+
+    Beside these, gates are trained that are adapters themselves; those of a whole folder are part of the base.
+    """
+    if training.train == "gates" or (training.lora is not None and source.has_gates):
+        train_gates_alone(model)
+    elif training.lora is not None:
+        model.requires_grad_(False)
+
+
+def _trains_base(training: TrainingConfig) -> bool:
+    return training.train == "all" and training.lora is None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.step.two_way import check_two_way, needs_masks, two_way_mask, two_way_options
+from braidlm.training.step.objective import check_two_way, needs_masks, two_way_mask, two_way_options
 from tests.tiny_models import random_ids, tiny_model
 
 EXPERTS = {"names": 3, "router": {"top_k": 2}}

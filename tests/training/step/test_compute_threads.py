@@ -11,11 +11,11 @@ import torch
 
 from braidlm.core.reading import read_json
 from braidlm.training.loop import Trainer
-from braidlm.training.step import threads
+from braidlm.training.step import compute
+from braidlm.training.step.compute import StarvedThreads, choose_threads, fastest, using_threads
 from braidlm.training.step.parallel import Rank
-from braidlm.training.step.threads import StarvedThreads, choose_threads, fastest, using_threads
 from braidlm.training.train import train
-from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainable import TrainableBraid
 from tests.tiny_models import tiny_model
 from tests.training.tiny_runs import tiny_recipe, weight_bytes
 
@@ -67,7 +67,7 @@ def test_a_measurement_changes_nothing(capsys: pytest.CaptureFixture[str]) -> No
 def test_who_chooses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The recipe before the checkpoint, the checkpoint before the environment, and a GPU needs no number."""
     model = tiny_model()
-    monkeypatch.setattr(threads, "fastest", lambda *_: pytest.fail("nothing is left to measure"))
+    monkeypatch.setattr(compute, "fastest", lambda *_: pytest.fail("nothing is left to measure"))
     assert choose_threads(TrainableBraid(model), SHAPE, CPU, 3, 2) == 3
     assert choose_threads(TrainableBraid(model), SHAPE, CPU, None, 2) == 2
     assert capsys.readouterr().out == (
@@ -107,8 +107,8 @@ def test_threads_that_wait_for_cores_are_noticed_once(case: str) -> None:
 def test_a_run_says_that_its_threads_wait(
     stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(threads, "PATIENCE", 0.0)
-    monkeypatch.setattr(threads, "fastest", lambda *_: 2)
+    monkeypatch.setattr(compute, "PATIENCE", 0.0)
+    monkeypatch.setattr(compute, "fastest", lambda *_: 2)
     monkeypatch.setattr("time.process_time", lambda: 0.0)  # as if others had all of the cores
     short = {"training": {"budget": 4}, "log": {"every": 1}}
     train(tiny_recipe({"stories": stories}, tmp_path / "run", **short))
@@ -121,7 +121,7 @@ def test_a_resumed_run_keeps_the_number_that_it_began_with(
     stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = iter([2, 2, 1, 1])
-    monkeypatch.setattr(threads, "fastest", lambda *_: next(chosen))
+    monkeypatch.setattr(compute, "fastest", lambda *_: next(chosen))
     short: dict[str, Any] = {"training": {"budget": 4}, "validation": {"every": 4, "tokens": 50}}
     whole = train(tiny_recipe({"stories": stories}, tmp_path / "whole", **short))
     step, used = Trainer._step, set()
