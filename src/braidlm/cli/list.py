@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from braidlm.core.console import show, show_json, table
@@ -48,20 +47,12 @@ def _data() -> list[Row]:
     from braidlm.data.corpora.builtin import CORPORA
     from braidlm.data.sources.plan import FORMATS
 
-    corpora = [
-        {"kind": "corpus", "name": name, "about": _module_summary(make), "files": []} for name, make in CORPORA.items()
+    corpora = [{"kind": "corpus", "name": name, "about": _summary(make), "files": []} for name, make in CORPORA.items()]
+    formats = {name: FORMATS[name] for name in FORMATS if name != "builtin"}  # the corpora above
+    return corpora + [
+        {"kind": "source", "name": name, "about": _summary(part), "files": list(part.extensions)}
+        for name, part in formats.items()
     ]
-    formats = [
-        {
-            "kind": "source",
-            "name": name,
-            "about": _module_summary(FORMATS[name]),
-            "files": list(FORMATS[name].extensions),
-        }
-        for name in FORMATS
-        if name != "builtin"  # the corpora above
-    ]
-    return corpora + formats
 
 
 def _show_data(rows: list[Row]) -> None:
@@ -148,9 +139,9 @@ def _default_text(option: Row) -> str:
     return default if isinstance(default, str) else json.dumps(default)
 
 
-def _module_summary(obj: Any) -> str:
-    """The first line of the docstring of the module that defines an object."""
-    return (import_module(obj.__module__).__doc__ or "").strip().split("\n")[0]
+def _summary(part: Any) -> str:
+    """The first line of a docstring."""
+    return str(part.__doc__).strip().split("\n")[0]
 
 
 WHAT: dict[str, tuple[Callable[[], list[Row]], Callable[[list[Row]], None]]] = {

@@ -7,7 +7,7 @@ from braidlm.core import console
 from braidlm.core.models.folders import load_model
 from braidlm.core.report.text import show_report
 from braidlm.core.report.write import write
-from braidlm.data.corpora.stories.generator import pronoun_pairs
+from braidlm.data.corpora.stories import pronoun_pairs
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import validation_windows
 from braidlm.evals.formats.held_out_text import bits_per_byte

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from braidlm.core.console import count, duration
 from braidlm.core.report.report import Report, Table
-from braidlm.data.corpora.maths.generator import generate_problem
+from braidlm.data.corpora.maths import generate_problem
 from braidlm.inspection.charts import share_chart
 from braidlm.inspection.results import RoutingReport, percent, verdicts
 from braidlm.serving.generate import Continuation

@@ -11,9 +11,9 @@ import pytest
 
 from braidlm.core.errors import BraidError
 from braidlm.data.corpora.builtin import CORPORA, document, documents
-from braidlm.data.corpora.maths import generator as maths
-from braidlm.data.corpora.rng import Rng, spread
-from braidlm.data.corpora.stories import generator as stories
+from braidlm.data.corpora.material import Rng, cast_sizes, spread
+from braidlm.data.corpora.problems import KINDS
+from braidlm.data.corpora.stories import PLOTS
 
 NAMES = sorted(CORPORA)
 SHA256 = {"arithmetic": "2192edc443e32a82", "maths": "214d71167fd6f071", "stories": "fa1ffe5a26fda852"}
@@ -61,10 +61,10 @@ def test_seeds_make_different_corpora(corpus):
     assert not first & second
 
 
-@pytest.mark.parametrize("sizes", [stories._SIZES, maths._SIZES])
-def test_difference_is_certain(sizes):
+@pytest.mark.parametrize("kinds", [len(PLOTS), len(KINDS)])
+def test_difference_is_certain(kinds):
     """What every document shows repeats only after more than 100,000 documents."""
-    assert prod(sizes) >= 100_000
+    assert prod(cast_sizes(kinds)) >= 100_000
 
 
 @pytest.mark.parametrize("seed", [0, 1, -4, 10**30])
@@ -77,8 +77,8 @@ def test_spread_visits_every_combination_once(seed, start):
 
 
 def test_a_worker_that_takes_every_nth_document_meets_all_kinds():
-    for stride in (2, 16, len(maths.KINDS), 100):
-        assert len({spread(0, index * stride, maths._SIZES)[0] for index in range(2_000)}) == len(maths.KINDS)
+    for stride in (2, 16, len(KINDS), 100):
+        assert len({spread(0, index * stride, cast_sizes(len(KINDS)))[0] for index in range(2_000)}) == len(KINDS)
 
 
 def test_random_choices_reach_both_ends():

@@ -2,7 +2,7 @@
 
 import torch
 
-from braidlm.data.corpora.stories.generator import PronounPair, pronoun_pairs
+from braidlm.data.corpora.stories import PronounPair, pronoun_pairs
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.formats.options import pronoun_accuracy
 from braidlm.model.config.braid_config import BraidConfig

@@ -6,7 +6,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from braidlm.core.errors import BraidError
-from braidlm.data.corpora.maths.arithmetic import arithmetic_row
+from braidlm.data.corpora.maths import one_step_problem
 from braidlm.data.sources.format import ReadOptions, document_of
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluate import evaluate
@@ -41,7 +41,7 @@ def test_solutions_are_compared_by_their_number(said: dict) -> None:
 def test_problems_are_asked_as_they_are_trained(said: dict) -> None:
     said["texts"] = [""] * opened().count
     opened().evaluate("arithmetic", evaluated())
-    row = arithmetic_row(0, 0)
+    row = one_step_problem(0, 0).row
     document = document_of(row, ReadOptions(fields=("question",), answer="answer"), "")
     assert opened().prompt(row["question"], 0) == document.text[: document.prompt].rstrip()
     assert said["prompts"][0] == f"<|endoftext|>Question: {opened().items[0].text}\nAnswer:"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.data.corpora.builtin import CORPORA, WITH_FIELDS, document
+from braidlm.data.corpora.builtin import CORPORA, PROBLEMS, document, documents
 from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Shard, document_of
 
 SAMPLED = 16
@@ -20,7 +20,7 @@ class BuiltIn(Format):
     start_unit = "document"
 
     def has_fields(self, source: str) -> bool:
-        return source in WITH_FIELDS
+        return source in PROBLEMS
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
         if options.documents < 1:
@@ -41,8 +41,8 @@ class BuiltIn(Format):
         """With an answer, documents are made from the corpus's fields `question` and `answer`."""
         if options.answer is None:
             return super().pieces(shard, options)
-        row, numbers = WITH_FIELDS[shard.source], range(shard.start, shard.stop)
-        return (document_of(row(options.seed, number), options, f"{shard.source}, {number}") for number in numbers)
+        problem, numbers = PROBLEMS[shard.source], range(shard.start, shard.stop)
+        return (document_of(problem(options.seed, number).row, options, f"{shard.source}, {number}") for number in numbers)
 
     def fingerprint(self, source: str, options: ReadOptions) -> dict[str, Any]:
         # The text changes when the generator does, so its first documents are hashed.

@@ -38,7 +38,7 @@ from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_to
 from braidlm.evals.statistics import INFLUENCE, mean_influences, percentage_error, set_influences
 
 if TYPE_CHECKING:
-    from braidlm.data.corpora.stories.generator import PronounPair
+    from braidlm.data.corpora.stories import PronounPair
 
 T = TypeVar("T")
 METRIC = "accuracy, % (mean over sets)"

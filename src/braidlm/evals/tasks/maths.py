@@ -19,7 +19,7 @@ from pathlib import Path
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_json
-from braidlm.data.corpora.maths.arithmetic import one_step_problem
+from braidlm.data.corpora.maths import one_step_problem
 from braidlm.data.sources.format import ANSWER, QUESTION, TEMPLATE
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.options import TaskItems, accuracy, percentages

@@ -3,15 +3,8 @@
 import re
 from collections import Counter
 
-from braidlm.data.corpora.maths.arithmetic import (
-    ONE_STEP,
-    arithmetic_row,
-    arithmetic_text,
-    calculation,
-    is_held_out,
-    one_step_problem,
-)
-from braidlm.data.corpora.maths.generator import Problem
+from braidlm.data.corpora.maths import Problem, arithmetic_text, calculation, is_held_out, one_step_problem
+from braidlm.data.corpora.problems import ONE_STEP
 
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 TRAINED = [one_step_problem(3, index, held_out=False) for index in range(3_000)]
@@ -46,6 +39,6 @@ def test_the_order_of_a_sum_does_not_matter() -> None:
 
 
 def test_a_document_is_its_fields() -> None:
-    row = arithmetic_row(3, 7)
+    row = one_step_problem(3, 7).row
     assert arithmetic_text(3, 7) == f"Question: {row['question']}\nAnswer: {row['answer']}"
     assert row["answer"].endswith(f"\n#### {TRAINED[7].answer}")

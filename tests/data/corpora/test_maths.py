@@ -6,9 +6,9 @@ from math import ceil, prod
 
 import pytest
 
-from braidlm.data.corpora.maths.generator import KINDS, generate_problem, problem_text
-from braidlm.data.corpora.maths.scene import DOLLAR, GOODS, HOLDERS, HOUR, ITEMS, MINUTE, PAGE, WEEK, YEAR
-from braidlm.data.corpora.names import BOYS, GIRLS
+from braidlm.data.corpora.material import BOYS, GIRLS
+from braidlm.data.corpora.maths import generate_problem, problem_text
+from braidlm.data.corpora.problems import DOLLAR, GOODS, HOLDERS, HOUR, ITEMS, KINDS, MINUTE, PAGE, WEEK, YEAR
 
 PROBLEMS = [generate_problem(11, index) for index in range(6_000)]
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")

@@ -5,9 +5,8 @@ from collections import Counter
 
 import pytest
 
-from braidlm.data.corpora.names import BOYS, GIRLS, NAMES
-from braidlm.data.corpora.stories.generator import MARK, PLOTS, generate_story, pronoun_pairs, story_text
-from braidlm.data.corpora.stories.world import LOOKS
+from braidlm.data.corpora.material import BOYS, GIRLS, NAMES
+from braidlm.data.corpora.stories import LOOKS, MARK, PLOTS, generate_story, pronoun_pairs, story_text
 
 INDICES = range(3_000)
 STORIES = [generate_story(5, index) for index in INDICES]
