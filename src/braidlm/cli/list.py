@@ -57,12 +57,12 @@ def _data() -> list[Row]:
 
 def _show_data(rows: list[Row]) -> None:
     from braidlm.data.sources.files import COMPRESSIONS
-    from braidlm.data.sources.hub import PREFIX
+    from braidlm.data.sources.rows import HUB
 
     table(("", "name", "files", ""), [(r["kind"], r["name"], " ".join(r["files"]), r["about"]) for r in rows])
     show(
         f"\nA source is a corpus, a file (also with {', '.join(COMPRESSIONS)}), a folder or glob of files, or "
-        f"{PREFIX}NAME for a Hub data set."
+        f"{HUB}NAME for a Hub data set."
     )
 
 

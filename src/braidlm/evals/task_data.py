@@ -18,7 +18,7 @@ from typing import Any
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import atomic_folder, write_text
 from braidlm.core.reading import given_path
-from braidlm.data.sources.hub import hub_library, hub_name
+from braidlm.data.sources.rows import hub_library, hub_name, hub_parts
 from braidlm.evals.tasks import TASKS
 from braidlm.evals.tasks.task import HUB, HubSource
 
@@ -112,8 +112,7 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _source(text: str, default: HubSource) -> HubSource:
-    name, _, split = text.partition(":")
-    name, _, revision = name.partition("@")
+    name, split, revision = hub_parts(text)
     return replace(
         default, name=name or default.name, splits=(split,) if split else default.splits, revision=revision or None
     )

@@ -13,7 +13,7 @@ from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.loading.streams import Subset
 from braidlm.data.packing.packed_data import PackedData, is_packed
-from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
+from braidlm.data.sources.plan import ReadOptions, plan_shards
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.model.config.ranges import Count, Probability
@@ -96,7 +96,7 @@ class DataSource:
             return
         try:
             for shard in plan_shards([self.path], ReadOptions()).shards:
-                for text in read_documents(shard, ReadOptions()):
+                for text in shard.format.documents(shard, ReadOptions()):
                     yield tokenizer.encode(text)
         except BraidError as error:
             todo = "Text that is not plainly read is packed first: `braid prepare SOURCE --tokenizer MODEL --out DIR`."

@@ -18,7 +18,7 @@ from braidlm.core.errors import BraidError
 from braidlm.data import sources
 from braidlm.data.corpora.builtin import document
 from braidlm.data.sources.format import FORMATS, by_document
-from braidlm.data.sources.plan import MADE, ReadOptions, plan_shards, read_documents, read_pieces
+from braidlm.data.sources.plan import MADE, ReadOptions, plan_shards
 from braidlm.model.config.registry import import_files
 
 PARAGRAPHS = [f"Story {number}: Zoë saw 你好.\nThe end of {number}." for number in range(40)]
@@ -30,7 +30,7 @@ def read(*sources: Path | str, shard_bytes: int | None = None, **options: Any) -
     return [
         text
         for shard in plan_shards(sources, read_options, shard_bytes).shards
-        for text in read_documents(shard, read_options)
+        for text in shard.format.documents(shard, read_options)
     ]
 
 
@@ -115,7 +115,7 @@ def test_parquet_row_groups(
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
-    monkeypatch.setattr("braidlm.data.sources.parquet.BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr("braidlm.data.sources.rows.BATCH_BYTES", batch_bytes)
 
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=7)
@@ -267,7 +267,7 @@ def test_a_document_is_the_same_in_pieces_of_any_size(
         patch.setattr("braidlm.data.sources.text.BLOCK", block)
         patch.setattr("braidlm.data.sources.files.BLOCK", block)
         (shard,) = plan_shards([path], options, 1 << 20).shards
-        pieces = list(read_pieces(shard, options))
+        pieces = list(shard.format.pieces(shard, options))
         assert ["".join(document.texts) for document in by_document(pieces)] == whole
         assert max(len(piece.text) for piece in pieces) <= 2 * block + len(separator) + whitespace(text)
         assert read(path, separator=separator, shard_bytes=7) == read(path, separator=separator)
@@ -287,7 +287,7 @@ def test_a_line_longer_than_a_block_comes_in_pieces(
     text, path, options = "Zoë sah 你好 " * 3000, tmp_path / f"a.txt{suffix}", ReadOptions()
     path.write_bytes(COMPRESS[suffix](text.encode()))
     (shard,) = plan_shards([path], options).shards
-    pieces = list(read_pieces(shard, options))
+    pieces = list(shard.format.pieces(shard, options))
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert max(len(piece.text) for piece in pieces) <= 1000
@@ -320,8 +320,7 @@ def test_a_row_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: pytes
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
-    for module in ("jsonl", "parquet"):
-        monkeypatch.setattr(f"braidlm.data.sources.{module}.MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr("braidlm.data.sources.rows.MAX_ROW_BYTES", 1000)
     rows = [{"text": "short"}] * 5 + [{"text": "long " * 300}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert f"{tmp_path}/a.jsonl, line 6: this row has more than" in fails(tmp_path / "a.jsonl")
@@ -361,4 +360,8 @@ def test_a_source_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     import_files("braidlm.data.sources")
     options = ReadOptions()
     plan = plan_shards([tmp_path / "a.shout", "echo"], options)
-    assert [text for shard in plan.shards for text in read_documents(shard, options)] == ["SOME", "WORDS", "HELLO"]
+    assert [text for shard in plan.shards for text in shard.format.documents(shard, options)] == [
+        "SOME",
+        "WORDS",
+        "HELLO",
+    ]

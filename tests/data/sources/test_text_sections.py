@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from braidlm.data.sources.format import Piece, ReadOptions, by_document
-from braidlm.data.sources.plan import plan_shards, read_pieces
+from braidlm.data.sources.plan import plan_shards
 from braidlm.data.sources.text import in_sections
 
 documents = st.lists(st.lists(st.text("aü \n\r", max_size=20), min_size=1, max_size=4), min_size=1, max_size=4)
@@ -45,7 +45,7 @@ def test_text_files(tmp_path: Path) -> None:
     file.write_text("one\ntwo\nthree\n\nfour\n")
     options = ReadOptions(section_bytes=5)
     (shard,) = plan_shards([file], options).shards
-    assert [piece.text for piece in read_pieces(shard, options)] == ["one\ntwo\n", "three", "four"]
+    assert [piece.text for piece in shard.format.pieces(shard, options)] == ["one\ntwo\n", "three", "four"]
 
 
 def test_earlier_versions_know_no_sections() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from braidlm.core.errors import BraidError
 from braidlm.data.packing.prepare import prepare
-from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
+from braidlm.data.sources.plan import ReadOptions, plan_shards
 from braidlm.data.sources.text import parse_separators, separator_of, unmatched_patterns
 
 
@@ -50,7 +50,9 @@ def test_files_of_a_folder_are_separated_differently(tmp_path: Path, capsys: pyt
     options = ReadOptions(separator={"a*": "lines", "b.txt": "file"})
     for size in (None, 2):
         found = [
-            text for shard in plan_shards([tmp_path], options, size).shards for text in read_documents(shard, options)
+            text
+            for shard in plan_shards([tmp_path], options, size).shards
+            for text in shard.format.documents(shard, options)
         ]
         assert [text for text in found if text] == ["one", "two", "three", "one\ntwo\n\nthree", "one\ntwo", "three"]
     rules = {"a*": "lines", "b.txt": "file", "d*": "lines"}

@@ -7,7 +7,8 @@ from tokenizers.processors import TemplateProcessing
 
 from braidlm.core.errors import BraidError
 from braidlm.data.corpora.maths import one_step_problem
-from braidlm.data.sources.format import ReadOptions, document_of
+from braidlm.data.sources.format import ReadOptions
+from braidlm.data.sources.rows import document_of
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluate import evaluate
 from braidlm.evals.scoring.completions import prompt_ids

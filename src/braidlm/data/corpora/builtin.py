@@ -14,7 +14,7 @@ CORPORA: dict[str, Callable[[int, int], str]] = {
 }
 """For each corpus the function from a seed and an index to a document."""
 PROBLEMS: dict[str, Callable[[int, int], Problem]] = {"maths": generate_problem, "arithmetic": one_step_problem}
-"""For corpora of questions and answers the function from a seed and an index to a problem, which has these as fields."""
+"""For corpora of questions and answers the function from a seed and an index to a problem."""
 
 
 def document(corpus: str, seed: int, index: int) -> str:

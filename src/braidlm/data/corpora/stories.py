@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from braidlm.data.corpora.material import FORMS, NAMES, Rng, cast
+from braidlm.data.corpora.material import FORMS, NAMES, Rng, cast, words
 
 SLOTS = ("he", "him", "his", "hers", "himself")
 """How a template asks for a form of a pronoun, whoever the character is: {h.his} may become 'her'."""
@@ -80,18 +80,18 @@ class Place:
         return self.name
 
 
-ANIMALS = "rabbit bear fox mouse squirrel kitten puppy hedgehog badger otter raccoon beaver".split()
-CREATURES = "bird duckling owl lamb goose deer swan foal turtle calf".split()
-TRAITS = "kind happy curious friendly gentle cheerful quiet lively clever polite young sweet funny busy little".split()
+ANIMALS = words("rabbit bear fox mouse squirrel kitten puppy hedgehog badger otter raccoon beaver")
+CREATURES = words("bird duckling owl lamb goose deer swan foal turtle calf")
+TRAITS = words("kind happy curious friendly gentle cheerful quiet lively clever polite young sweet funny busy little")
 GROWN_UPS = (("mom", "she"), ("dad", "he"), ("grandma", "she"), ("grandpa", "he"))
-LOOKS = tuple("red blue green yellow pink purple orange white brown golden shiny striped".split())
-CARRIED = (*"ball hat scarf bell book whistle ribbon marble button ring cup basket drum kite doll".split(), "toy boat")
+LOOKS = words("red blue green yellow pink purple orange white brown golden shiny striped")
+CARRIED = (*words("ball hat scarf bell book whistle ribbon marble button ring cup basket drum kite doll"), "toy boat")
 PLACES = tuple(
     Place(name, preposition)
     for preposition, names in (
         ("in", "park garden field forest meadow yard"), ("by", "pond river lake"), ("on", "hill farm"),
     )
-    for name in names.split()
+    for name in words(names)
 )  # fmt: skip
 SAD = ("sad", "upset", "unhappy")
 GLAD = ("happy", "glad", "cheerful", "joyful")
@@ -123,8 +123,8 @@ def read_plot(text: str) -> Plot:
     looks, things = choices.pop("t.look", LOOKS), choices.pop("t.noun", CARRIED)
     optional = tuple(number for number, beat in enumerate(problem + solution) if beat.startswith(OPTIONAL))
     scenery = problem[0].endswith(SCENIC)
-    acts = (tuple(map(_variants, act)) for act in (problem, solution))
-    return Plot(name, *acts, _variants(ends), choices, looks, things, scenery, optional)
+    before, after = (tuple(map(_variants, act)) for act in (problem, solution))
+    return Plot(name, before, after, _variants(ends), choices, looks, things, scenery, optional)
 
 
 def _variants(beat: str) -> Beat:
@@ -171,33 +171,33 @@ def generate_story(seed: int, index: int, stream: str = "stories", marked: bool 
     rng = Rng(f"{stream}:{seed}:{index}")
     number, hero, friend = cast(seed, index, len(PLOTS))
     plot = PLOTS[number]
-    words = _words(rng, plot, hero, friend, marked)
+    fields = _fields(rng, plot, hero, friend, marked)
     parts, ending = _templates(rng, plot)
     template = "".join(parts)
-    named = {key: words[key] for key in "hfgc" if f"{{{key}}}" in template or f"{{{key}." in template}
-    return Story(template.format_map(words), plot.name, named, ending.format_map(words))
+    named = {key: fields[key] for key in "hfgc" if f"{{{key}}}" in template or f"{{{key}." in template}
+    return Story(template.format_map(fields), plot.name, named, ending.format_map(fields))
 
 
-def _words(rng: Rng, plot: Plot, first: int, second: int, marked: bool) -> dict[str, Any]:
+def _fields(rng: Rng, plot: Plot, first: int, second: int, marked: bool) -> dict[str, Any]:
     """The values of all template fields, chosen once for the whole story."""
     choice = rng.choice
     animals = rng.sample(ANIMALS, 2) if rng.random() < 0.25 else None
     traits = rng.sample(TRAITS, 2)
-    words: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for number, (key, who) in enumerate((("h", first), ("f", second))):
         name, pronoun = NAMES[who]
         kind = animals[number] if animals else {"she": "girl", "he": "boy"}[pronoun]
-        words[key] = Character(key, name, pronoun, kind, traits[number], marked)
+        fields[key] = Character(key, name, pronoun, kind, traits[number], marked)
     grown_up, pronoun = choice(GROWN_UPS)
-    words["hobby"], words["hobby2"] = rng.sample(TEXTS["hobbies"], 2)
-    words["g"] = Character("g", grown_up, pronoun, grown_up, "good", marked)
-    words["c"] = Character("c", "", "it", choice(CREATURES), choice(("small", "little", "young")), marked)
-    words["t"] = Thing(choice(plot.looks), choice(plot.things))
-    words["p"] = choice(PLACES)
-    words["both"] = f"{words['h']} and {words['f']}"
-    words |= {key: choice(TEXTS[texts]) for key, texts in (("When", "when"), ("home", "homes"), ("near", "near"))}
-    words |= {key: choice(texts) for key, texts in (("sad", SAD), ("glad", GLAD))}
-    return words | {key: Phrase(choice(values)) for key, values in plot.choices.items()}
+    fields["hobby"], fields["hobby2"] = rng.sample(TEXTS["hobbies"], 2)
+    fields["g"] = Character("g", grown_up, pronoun, grown_up, "good", marked)
+    fields["c"] = Character("c", "", "it", choice(CREATURES), choice(("small", "little", "young")), marked)
+    fields["t"] = Thing(choice(plot.looks), choice(plot.things))
+    fields["p"] = choice(PLACES)
+    fields["both"] = f"{fields['h']} and {fields['f']}"
+    fields |= {key: choice(TEXTS[texts]) for key, texts in (("When", "when"), ("home", "homes"), ("near", "near"))}
+    fields |= {key: choice(texts) for key, texts in (("sad", SAD), ("glad", GLAD))}
+    return fields | {key: Phrase(choice(values)) for key, values in plot.choices.items()}
 
 
 def _templates(rng: Rng, plot: Plot) -> tuple[list[str], str]:

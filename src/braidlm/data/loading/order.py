@@ -20,8 +20,7 @@ from braidlm.core.files import json_sha256, write_json, write_text
 from braidlm.core.reading import read_json, read_text
 from braidlm.data.loading.streams import TokenStream, random_permutation
 from braidlm.data.packing.packed_data import PackedData
-from braidlm.data.sources.format import RowFormat
-from braidlm.data.sources.plan import FORMATS, ReadOptions, plan_shards, read_documents
+from braidlm.data.sources.plan import FORMATS, ReadOptions, plan_shards
 from braidlm.model.config.ranges import Probability, Range
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf, decode, encode
@@ -204,15 +203,15 @@ class ByField(Order):
         options: ReadOptions = decode(ReadOptions, origin["reading"])
         numbers: list[float] = []
         for shard in plan_shards(origin["sources"], options).shards:
-            with_fields = [kind for kind in FORMATS if issubclass(FORMATS[kind], RowFormat)]
-            if shard.kind not in with_fields:
+            if not shard.format.has_rows:
+                with_fields = [kind for kind in FORMATS if FORMATS[kind].has_rows]
                 raise BraidError(
                     f"documents of this source have no fields, and the order is by the field '{name}'",
                     f"{where} ({shard.source})",
                     f"Give it as one of {', '.join(with_fields)}, or choose another data.order.",
                 )
-            fields = read_documents(shard, replace(options, fields=(name,), answer=None))
-            for text, number in zip(read_documents(shard, options), fields, strict=True):
+            fields = shard.format.documents(shard, replace(options, fields=(name,), answer=None))
+            for text, number in zip(shard.format.documents(shard, options), fields, strict=True):
                 if text.strip():  # the others were not packed
                     numbers.append(_number(number, name, shard.source, len(numbers)))
         if len(numbers) != data.manifest.documents:

@@ -4,7 +4,6 @@ The work is done in `OUT.part`: the tokenizer, then a set of files for every fin
 continues there; the finished folder gets its name in one rename.
 """
 
-import codecs
 import contextlib
 import os
 import re
@@ -26,7 +25,7 @@ from braidlm.data.packing.shards import ShardCounts, finished_shard, remove_scra
 from braidlm.data.packing.tokenizer_choice import MEGABYTE, TokenizerChoice, choose_tokenizer, make_tokenizer
 from braidlm.data.packing.workers import Job, pack_all, work_folder
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, no_documents, plan_shards
-from braidlm.data.sources.text import check_separator, unmatched_patterns
+from braidlm.data.sources.text import unmatched_patterns
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.data.tokenizing.tokenizer import SpaceBefore
 from braidlm.model.config.ranges import Workers
@@ -64,7 +63,7 @@ def prepare(
     waits for it and takes what it made.
     """
     options = ReadOptions(**reading)
-    _check(options, workers)
+    decode(Workers | None, workers, "workers")
     source_list = [sources] if isinstance(sources, str | Path) else list(sources)
     out = given_path(out)
     for text in (str(out.absolute()), name or "", *map(str, source_list)):
@@ -137,15 +136,6 @@ def _pack_into(out: Path, work: Work, folder: Path, workers: int) -> None:
         source=work.origin(),
         has_prompts=job.has_prompts,
     )
-
-
-def _check(options: ReadOptions, workers: int | None) -> None:
-    try:
-        codecs.lookup(options.encoding)
-    except LookupError:
-        raise BraidError(f"unknown encoding '{options.encoding}'", todo="For example utf-8, latin-1, utf-16.") from None
-    check_separator(options.separator)
-    decode(Workers | None, workers, "workers")
 
 
 def _finished(out: Path, key: str, replace: bool) -> PackedData | None:

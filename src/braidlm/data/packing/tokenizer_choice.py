@@ -10,7 +10,7 @@ from braidlm.core.console import progress, say
 from braidlm.core.errors import BraidError
 from braidlm.data.packing.assembly import Limit
 from braidlm.data.sources.format import by_document, from_first_word
-from braidlm.data.sources.plan import ReadOptions, Shard, ShardPlan, no_documents, place_of, read_pieces
+from braidlm.data.sources.plan import ReadOptions, Shard, ShardPlan, no_documents
 from braidlm.data.tokenizing.build import (
     BraidTokenizer,
     SpecialTokens,
@@ -158,8 +158,8 @@ def _counted(texts: Iterator[str], advance: Any) -> Iterator[str]:
 
 def documents_with_words(shard: Shard, options: ReadOptions) -> Iterator[Iterator[str]]:
     """The texts of each document's pieces, without documents that are blank."""
-    for document in by_document(read_pieces(shard, options)):
-        texts = from_first_word(document.texts, place_of(shard))
+    for document in by_document(shard.format.pieces(shard, options)):
+        texts = from_first_word(document.texts, shard.place)
         if texts is not None:
             yield texts
 

@@ -24,7 +24,7 @@ from braidlm.core.interruptions import INTERRUPTIONS
 from braidlm.core.locks import lock_or_refuse, lock_or_wait
 from braidlm.core.reading import read_json, system_error
 from braidlm.data.packing.shards import Packer, ShardCounts, pack_shard
-from braidlm.data.sources.plan import ReadOptions, Shard, place_of, read_pieces
+from braidlm.data.sources.plan import ReadOptions, Shard
 from braidlm.data.tokenizing.build import load_tokenizer
 
 KEY, LOCK, JOB = "key", "lock", "job.json"
@@ -62,7 +62,7 @@ class Job:
 
     def pack(self, index: int, packer: Packer) -> ShardCounts:
         shard = self.shards[index]
-        return pack_shard(read_pieces(shard, self.options), packer, self.results, index, place_of(shard))
+        return pack_shard(shard.format.pieces(shard, self.options), packer, self.results, index, shard.place)
 
 
 def pack_all(job: Job, indices: Sequence[int], workers: int) -> Iterator[tuple[int, ShardCounts]]:

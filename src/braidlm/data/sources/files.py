@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import explained_system_errors, system_error
@@ -26,11 +26,7 @@ ZSTD_INPUT = 1 << 12
 """Compressed bytes unpacked at a time: the library returns all that they hold, at worst 30,000 times as many."""
 
 
-class ZstdError(Exception):
-    """A Zstandard file is damaged or incomplete."""
-
-
-DAMAGED = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, ZstdError)
+DAMAGED = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 """What reading a damaged compressed file raises."""
 
 
@@ -43,8 +39,8 @@ class _ZstdReader(io.RawIOBase):
         except ImportError:
             raise missing_package("zstandard", "reading .zst files") from None
         self.raw, self.library = raw, zstandard
-        self.frame = zstandard.ZstdDecompressor().decompressobj()
-        self.fresh, self.pending, self.ready = True, b"", memoryview(b"")
+        self.frame: Any = None
+        self.pending, self.ready = b"", memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -54,26 +50,24 @@ class _ZstdReader(io.RawIOBase):
             data = self.pending or self.raw.read(ZSTD_INPUT)
             self.pending = b""
             if not data:
-                if not self.fresh:
-                    raise ZstdError("the last frame is incomplete")
+                if self.frame is not None:
+                    raise EOFError("the last frame is incomplete")
                 return 0
+            self.frame = self.frame or self.library.ZstdDecompressor().decompressobj()
             try:
                 self.ready = memoryview(self.frame.decompress(data))
             except self.library.ZstdError as error:
-                raise ZstdError(str(error)) from None
-            self.fresh = self.frame.eof
+                raise EOFError(str(error)) from None
             if self.frame.eof:
-                self.pending = self.frame.unused_data
-                self.frame = self.library.ZstdDecompressor().decompressobj()
-        taken = self.ready[: len(buffer)]
-        self.ready = self.ready[len(taken) :]
+                self.pending, self.frame = self.frame.unused_data, None
+        taken, self.ready = self.ready[: len(buffer)], self.ready[len(buffer) :]
         buffer[: len(taken)] = taken
         return len(taken)
 
 
-_READERS: dict[str, Callable[[BinaryIO], io.RawIOBase]] = {
-    ".gz": lambda raw: cast(io.RawIOBase, gzip.GzipFile(fileobj=raw)),
-    ".xz": lambda raw: cast(io.RawIOBase, lzma.LZMAFile(raw)),  # noqa: SIM115
+_READERS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
+    ".xz": lzma.LZMAFile,
     ".zst": _ZstdReader,
 }
 COMPRESSIONS = tuple(_READERS)
@@ -81,13 +75,6 @@ COMPRESSIONS = tuple(_READERS)
 
 def is_compressed(path: Path | str) -> bool:
     return Path(path).suffix.lower() in COMPRESSIONS
-
-
-def decompressed(raw: BinaryIO, path: Path | str) -> BinaryIO:
-    """An open file's bytes, unpacked if its name says that it is compressed."""
-    reader = _READERS.get(Path(path).suffix.lower())
-    # The buffer finds lines in C, which the readers do in Python.
-    return raw if reader is None else cast(BinaryIO, io.BufferedReader(reader(raw), BUFFER))
 
 
 def extension(path: Path | str) -> str:
@@ -103,7 +90,9 @@ def open_bytes(path: str) -> Iterator[BinaryIO]:
         raw = open(path, "rb")  # noqa: SIM115
     with raw:
         try:
-            yield decompressed(raw, path)
+            # The buffer finds lines in C, which the readers do in Python.
+            reader = _READERS.get(Path(path).suffix.lower())
+            yield raw if reader is None else cast(BinaryIO, io.BufferedReader(reader(raw), BUFFER))
         except DAMAGED as error:
             raise BraidError(
                 f"this compressed file is damaged or cut off ({error})", path, "Download or make it again."
@@ -144,12 +133,10 @@ def lines(file: BinaryIO, shard: Shard, options: ReadOptions) -> Iterator[tuple[
     """The lines of a shard with their byte offsets, those longer than a block in parts of which only the last ends with
     a newline. The first part is blank only if the line is. Encodings with other newlines are converted to UTF-8."""
     position = shard.start
-    if _newlines_are_bytes(options):
-        if shard.start:
-            file.seek(shard.start)
-        parts = iter(partial(file.readline, BLOCK), b"")
-    else:
-        parts = _decoded_lines(file, shard, options)
+    if position:
+        file.seek(position)
+    by_bytes = _newlines_are_bytes(options)
+    parts = iter(partial(file.readline, BLOCK), b"") if by_bytes else _decoded_lines(file, shard, options)
     for part in _decided(parts, shard):
         if 0 <= shard.stop < position + len(part):
             if shard.stop > position:  # documents separated by a marker may end within a line
@@ -179,7 +166,6 @@ class Decoder:
         self.shard, self.options = shard, options
         # `lines` has converted lines of other encodings.
         self.encoding = options.encoding if _newlines_are_bytes(options) else "utf-8"
-        self._new = codecs.getincrementaldecoder(self.encoding)
         self._open: codecs.IncrementalDecoder | None = None
 
     def decode(self, raw: bytes, position: int, ends: bool = True) -> str:
@@ -189,22 +175,21 @@ class Decoder:
             if self._open is None and ends:
                 text = raw.decode(self.encoding, self.options.errors)
             else:
-                self._open = self._open or self._new(self.options.errors)
+                self._open = self._open or codecs.getincrementaldecoder(self.encoding)(self.options.errors)
                 text = self._open.decode(raw, ends)
         except UnicodeDecodeError as error:
-            raise self._error(position - len(held) + error.start, error.object[error.start]) from None
+            at, byte = position - len(held) + error.start, error.object[error.start]
+            unpacked = " (counted in the unpacked file)" if is_compressed(self.shard.source) else ""
+            raise BraidError(
+                f"byte {at} ({byte:#04x}) is not {self.options.encoding.upper()} text{unpacked}",
+                self.shard.source,
+                "If the file has another encoding, name it: `--encoding latin-1` for `braid prepare`, `encoding: "
+                "latin-1` for a set in a recipe. `--errors replace`, or `errors: replace`, puts � in place of what "
+                "cannot be read.",
+            ) from None
         if ends:
             self._open = None
         return text.removeprefix("\ufeff") if position == 0 else text
-
-    def _error(self, position: int, byte: int) -> BraidError:
-        unpacked = " (counted in the unpacked file)" if is_compressed(self.shard.source) else ""
-        return BraidError(
-            f"byte {position} ({byte:#04x}) is not {self.options.encoding.upper()} text{unpacked}",
-            self.shard.source,
-            "If the file has another encoding, name it: `--encoding latin-1` for `braid prepare`, `encoding: latin-1` "
-            "for a set in a recipe. `--errors replace`, or `errors: replace`, puts � in place of what cannot be read.",
-        )
 
 
 def _newlines_are_bytes(options: ReadOptions) -> bool:

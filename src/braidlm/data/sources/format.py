@@ -1,13 +1,14 @@
-"""What every source has in common: options for reading, shards, fields of rows, and the registry of formats."""
+"""What every source has in common: options for reading, shards, pieces of documents, and the registry of formats."""
 
+import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, CountOrZero, Seed
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import decode
@@ -15,8 +16,6 @@ from braidlm.model.config.strict import decode
 FORMATS = Registry("source format")
 Separator = str | dict[str, str]
 """`blank` (lines), `lines`, `file` or any other text; or these by patterns of file names, of which the first counts."""
-MAX_ROW_BYTES = 32_000_000
-"""A row with fields is held in memory as a whole; a text file may have documents of any length."""
 MAX_BLANK = 1 << 26
 """White space of which nobody knows yet whether it is part of a text; more than this is refused, not held."""
 QUESTION, ANSWER = "{question}", "{answer}"
@@ -84,6 +83,14 @@ class ReadOptions:
             raise BraidError(
                 f"a template has {QUESTION} once and ends with {ANSWER}, which is nowhere else in it: {self.template!r}"
             )
+        if not all([self.separator] if isinstance(self.separator, str) else self.separator.values()):
+            raise BraidError("the separator is empty", todo="Choose blank, lines, file, or any text.")
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            raise BraidError(
+                f"unknown encoding '{self.encoding}'", todo="For example utf-8, latin-1, utf-16."
+            ) from None
 
     def facts(self) -> dict[str, Any]:
         """The options as plain data; of answers and sections only where there are any: earlier versions had none."""
@@ -106,15 +113,41 @@ class Shard:
     size: int = 0
     """About how many bytes there are to read, for progress and sampling."""
 
+    @property
+    def format(self) -> "Format":
+        """What reads it: `shard.format.pieces(shard, options)`."""
+        return FORMATS[self.kind]()  # type: ignore[no-any-return]
+
+    @property
+    def place(self) -> str:
+        """Where it begins, for error messages about its documents."""
+        return f"{self.source}, after {self.format.start_unit} {self.start}" if self.start else self.source
+
+
+def consecutive_shards(kind: str, source: str, sizes: Sequence[int], shard_bytes: int) -> list[Shard]:
+    """Shards of about `shard_bytes` or more, for the bytes of the files or row groups that a source is made of."""
+    shards, start, total = [], 0, 0
+    for stop, size in enumerate(sizes, 1):
+        total += size
+        if total >= shard_bytes or stop == len(sizes):
+            shards.append(Shard(kind, source, start, stop, total))
+            start, total = stop, 0
+    return shards
+
 
 class Format(ABC):
-    """One kind of source. A new one is a file in this folder with a class under `@FORMATS.register`."""
+    """One kind of source. A new one is a file in this folder with a class under `@FORMATS.register`.
+
+    A format has `documents`, or where these may be longer than memory or have prompts, `pieces`.
+    """
 
     extensions: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     """Sources that are no files, by their names."""
     start_unit = "byte"
     """What `Shard.start` counts."""
+    has_rows = False
+    """Whether documents are rows with fields."""
 
     @classmethod
     def named(cls, source: str) -> str | None:
@@ -123,18 +156,18 @@ class Format(ABC):
 
     def has_fields(self, source: str) -> bool:
         """Whether documents are made from named fields, one of which may be an answer."""
-        return False
+        return self.has_rows
 
     @abstractmethod
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
         """The shards of a source, in order, each of about `shard_bytes`."""
 
-    @abstractmethod
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
         """The documents of one shard, in order."""
+        return ("".join(document.texts) for document in by_document(self.pieces(shard, options)))
 
     def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
-        """The documents in pieces; a format whose documents may be longer than memory makes them here."""
+        """The documents in pieces that fit into memory."""
         return (Piece(text, True) for text in self.documents(shard, options))
 
     def fingerprint(self, source: str, options: ReadOptions) -> dict[str, Any]:
@@ -143,31 +176,17 @@ class Format(ABC):
         return {"place": source, "size": status.st_size, "changed": status.st_mtime_ns}
 
 
-class RowFormat(Format):
-    """A format whose documents are rows with fields: it makes pieces, of which each is a document."""
-
-    def has_fields(self, source: str) -> bool:
-        return True
-
-    def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
-        return (piece.text for piece in self.pieces(shard, options))
-
-    @abstractmethod
-    def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
-        """The documents of one shard, in order, each in one piece; see `document_of`."""
-
-
 def by_document(pieces: Iterable[Piece]) -> Iterator[Document]:
     """Each document, which has to be read before the next."""
     remaining = iter(pieces)
-    return (Document(_until_end(piece, remaining), piece.prompt) for piece in remaining)
 
-
-def _until_end(piece: Piece, remaining: Iterator[Piece]) -> Iterator[str]:
-    yield piece.text
-    while not piece.ends:
-        piece = next(remaining)
+    def until_end(piece: Piece) -> Iterator[str]:
         yield piece.text
+        while not piece.ends:
+            piece = next(remaining)
+            yield piece.text
+
+    return (Document(until_end(piece), piece.prompt) for piece in remaining)
 
 
 def from_first_word(document: Iterator[str], where: str) -> Iterator[str] | None:
@@ -189,95 +208,6 @@ def too_much_blank(where: str) -> BraidError:
     )
 
 
-def row_too_long(where: str) -> BraidError:
-    """The error for a row that would take too much memory."""
-    return BraidError(
-        f"this row has more than {MAX_ROW_BYTES // 1_000_000} MB",
-        where,
-        "Divide it into several, or put its text into a text file (`--separator file`), which may have any length.",
-    )
-
-
 def missing_package(package: str, purpose: str) -> BraidError:
     """The error for an optional package that is not installed."""
     return BraidError(f"{purpose} needs the package '{package}'", todo="pip install 'braidlm[data]'")
-
-
-def document_of(row: Mapping[str, Any], options: ReadOptions, where: str) -> Piece:
-    """The chosen fields of a row, joined; with an answer, as the template says. A null counts as nothing.
-
-    A question without an answer, or an answer without a question, is an empty document.
-    """
-    parts = [_text_of(row, name, options, where) for name in options.fields]
-    text = options.joiner.join(part for part in parts if part)
-    if options.answer is None:
-        return Piece(text, True)
-    question, answer = text.strip(), _text_of(row, options.answer, options, where).strip()
-    if not question or not answer:
-        return Piece("", True)
-    prompt = options.template.removesuffix(ANSWER).replace(QUESTION, question)
-    return Piece(prompt + answer, True, len(prompt))
-
-
-def check_columns(columns: list[str], options: ReadOptions, where: str) -> list[str]:
-    """The top-level columns that the fields need, or an error that names those that exist."""
-    needed = []
-    for name in (*options.fields, *filter(None, [options.answer])):
-        top = name if name in columns else name.split(".")[0]
-        if top not in columns:
-            raise _unknown(name, columns, where)
-        needed.append(top)
-    return list(dict.fromkeys(needed))
-
-
-def _field(row: Mapping[str, Any], name: str, where: str) -> Any:
-    if name in row:  # a name with a dot in it comes before a path
-        return row[name]
-    value: Any = row
-    for step in name.split("."):
-        if value is None:
-            return None
-        if not isinstance(value, Mapping) or step not in value:
-            raise _unknown(name, value if isinstance(value, Mapping) else (), where, step)
-        value = value[step]
-    return value
-
-
-def _unknown(name: str, known: Any, where: str, step: str | None = None) -> BraidError:
-    names = [str(item) for item in known]
-    listed = f" It has: {', '.join(names)}." if names else ""
-    hint = did_you_mean(step or name, names) if names else ""
-    return BraidError(
-        f"there is no field '{name}'.{hint if 'Did you' in hint else ''}{listed}",
-        where,
-        "Choose with `--field NAME` (several: `--field A --field B`; inside an object: `--field A.B`), an answer with "
-        "`--answer NAME`.",
-    )
-
-
-def _text_of(row: Mapping[str, Any], name: str, options: ReadOptions, where: str) -> str:
-    value = _field(row, name, where)
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value if value.isascii() else _without_surrogates(value, options, where)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    inside = f" Its fields: {', '.join(map(str, value))}." if isinstance(value, Mapping) else ""
-    kind = {dict: "an object", list: "a list", bool: "true or false"}.get(type(value), type(value).__name__)
-    raise BraidError(
-        f"the field '{name}' holds {kind}, not text.{inside}", where, "Choose another with `--field NAME`."
-    )
-
-
-def _without_surrogates(text: str, options: ReadOptions, where: str) -> str:
-    """Handle a lone surrogate, which JSON can contain (\\ud83d alone) and UTF-8 cannot."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        if options.errors == "strict":
-            raise BraidError(
-                "a text holds half a character (a lone surrogate)", where, "`--errors replace` puts � in its place."
-            ) from None
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", options.errors)
-    return text

@@ -15,7 +15,7 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.runs import HISTORY, RECIPE
 from braidlm.core.reading import explained_system_errors, given_path
 from braidlm.data.sources.files import COMPRESSIONS, extension
-from braidlm.data.sources.format import FORMATS, Piece, ReadOptions, Shard
+from braidlm.data.sources.format import FORMATS, ReadOptions, Shard
 from braidlm.model.config.registry import import_files
 
 MIN_SHARD_BYTES, MAX_SHARD_BYTES, TARGET_SHARDS = 4 << 20, 64 << 20, 512
@@ -58,31 +58,13 @@ def plan_shards(sources: Sequence[str | Path], options: ReadOptions, shard_bytes
 
 def check_answers(plan: ShardPlan, options: ReadOptions) -> None:
     """Refuse answers in sources whose documents have no fields: all of their text would be trained."""
-    if options.answer is None:
-        return
     for shard in plan.shards:
-        if not FORMATS[shard.kind]().has_fields(shard.source):
+        if options.answer is not None and not shard.format.has_fields(shard.source):
             raise BraidError(
                 f"documents of this source have no fields, and the field '{options.answer}' is to be the answer",
                 shard.source,
                 "Questions with answers are JSONL, parquet or Hub data sets.",
             )
-
-
-def read_documents(shard: Shard, options: ReadOptions) -> Iterator[str]:
-    """The documents of a shard, in order."""
-    return FORMATS[shard.kind]().documents(shard, options)
-
-
-def read_pieces(shard: Shard, options: ReadOptions) -> Iterator[Piece]:
-    """The documents of a shard in pieces that fit into memory, however long a document is."""
-    return FORMATS[shard.kind]().pieces(shard, options)
-
-
-def place_of(shard: Shard) -> str:
-    """Where a shard begins, for error messages about its documents."""
-    after = f", after {FORMATS[shard.kind].start_unit} {shard.start}" if shard.start else ""
-    return f"{shard.source}{after}"
 
 
 def _expand(source: str, skipped: list[str]) -> list[tuple[str, str]]:
@@ -95,6 +77,13 @@ def _expand(source: str, skipped: list[str]) -> list[tuple[str, str]]:
     for _, path in pairs:
         check_utf8(path)
     return pairs
+
+
+def no_documents(where: str | None = None) -> BraidError:
+    """The error for a source without text."""
+    return BraidError(
+        "there are no documents in it, only empty ones or none", where, "Check the source and its fields."
+    )
 
 
 def check_utf8(path: str) -> None:
@@ -138,7 +127,8 @@ def _is_made(folder: Path) -> bool:
 
 def _known_files(files: list[Path], source: str, skipped: list[str]) -> list[tuple[str, str]]:
     """The files of a folder or glob whose format is known; the others are skipped."""
-    known = [(kind, str(file)) for file in files if file.is_file() and (kind := _by_extension().get(extension(file)))]
+    kinds = _by_extension()
+    known = [(kind, str(file)) for file in files if file.is_file() and (kind := kinds.get(extension(file)))]
     skipped += sorted({str(file) for file in files if file.is_file()} - {file for _, file in known})
     if not known:
         seen = sorted({extension(file) or "(none)" for file in files})
@@ -153,10 +143,3 @@ def _by_extension() -> dict[str, str]:
 
 def _known_formats() -> str:
     return f"Braid reads {', '.join(_by_extension())}, also with {', '.join(COMPRESSIONS)}: rename or convert the file."
-
-
-def no_documents(where: str | None = None) -> BraidError:
-    """The error for a source without text."""
-    return BraidError(
-        "there are no documents in it, only empty ones or none", where, "Check the source and its fields."
-    )

@@ -5,9 +5,8 @@ from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
-from braidlm.core.errors import BraidError
 from braidlm.data.sources.files import (
     BLOCK,
     Decoder,
@@ -18,24 +17,23 @@ from braidlm.data.sources.files import (
     lines,
     open_bytes,
 )
-from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Separator, Shard, by_document
+from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Separator, Shard
 
 DEFAULT = "blank"
 """What separates the documents of a file that no pattern matches."""
+RawPiece = tuple[int, bytes, bool]
+"""A part of a document as it is in the file: its position, its bytes, and whether the document ends with it."""
 
 
 @FORMATS.register("text")
 class Text(Format):
-    """`.txt` and its kin (BabyLM calls its text files `.train`, `.dev` and `.test`)."""
+    """Plain text files: documents separated by blank lines or by a marker, one per line, or one per file."""
 
-    extensions = (".txt", ".text", ".md", ".train", ".dev", ".test")
+    extensions = (".txt", ".text", ".md", ".train", ".dev", ".test")  # the last three are BabyLM's
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
         start = _next_start(_for_file(source, options)) if is_divisible(source, options) else None
         return file_shards("text", source, shard_bytes, start)
-
-    def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
-        return ("".join(document.texts) for document in by_document(self.pieces(shard, options)))
 
     def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
         pieces = self._pieces(shard, _for_file(shard.source, options))
@@ -50,14 +48,6 @@ class Text(Format):
                     yield Piece(text, ends)
                 else:
                     yield from trimmed.pieces(text, ends)
-
-
-class RawPiece(NamedTuple):
-    """A part of a document as it is in the file."""
-
-    position: int
-    raw: bytes
-    ends: bool
 
 
 class TrimmedLines:
@@ -94,10 +84,8 @@ def _for_file(source: str, options: ReadOptions) -> ReadOptions:
 def _raw_pieces(parts: Iterator[tuple[int, bytes]], shard: Shard, options: ReadOptions) -> Iterator[RawPiece]:
     if options.separator == "blank":
         return _paragraphs(parts)
-    if options.separator == "lines":
-        return _single_lines(parts)
-    if options.separator == "file":
-        return _whole_file(parts)
+    if options.separator in ("lines", "file"):
+        return _as_they_are(parts, options.separator == "lines")
     encoding = options.encoding if is_divisible(shard.source, options) else "utf-8"
     return _between_markers(_blocks(parts), str(options.separator).encode(encoding))
 
@@ -118,7 +106,7 @@ def _paragraphs(parts: Iterator[tuple[int, bytes]]) -> Iterator[RawPiece]:
     for position, part in parts:
         if begins_line and not part.strip():
             if in_paragraph:
-                yield RawPiece(start, b"".join(paragraph), True)
+                yield start, b"".join(paragraph), True
             paragraph, size, in_paragraph = [], 0, False
             continue
         begins_line, in_paragraph = part.endswith(b"\n"), True
@@ -126,27 +114,20 @@ def _paragraphs(parts: Iterator[tuple[int, bytes]]) -> Iterator[RawPiece]:
         paragraph.append(part)
         size += len(part)
         if size >= BLOCK:
-            yield RawPiece(start, b"".join(paragraph), False)
+            yield start, b"".join(paragraph), False
             start, paragraph, size = position + len(part), [], 0
     if in_paragraph:
-        yield RawPiece(start, b"".join(paragraph), True)
+        yield start, b"".join(paragraph), True
 
 
-def _single_lines(parts: Iterator[tuple[int, bytes]]) -> Iterator[RawPiece]:
-    end, ends = 0, True
-    for position, part in parts:
-        end, ends = position + len(part), part.endswith(b"\n")
-        yield RawPiece(position, part, ends)
+def _as_they_are(parts: Iterator[tuple[int, bytes]], by_line: bool) -> Iterator[RawPiece]:
+    """Each line as a document, or all of the file."""
+    end, ends = 0, by_line
+    for position, part in parts if by_line else _blocks(parts):
+        end, ends = position + len(part), by_line and part.endswith(b"\n")
+        yield position, part, ends
     if not ends:
-        yield RawPiece(end, b"", True)
-
-
-def _whole_file(parts: Iterator[tuple[int, bytes]]) -> Iterator[RawPiece]:
-    end = 0
-    for position, block in _blocks(parts):
-        end = position + len(block)
-        yield RawPiece(position, block, False)
-    yield RawPiece(end, b"", True)
+        yield end, b"", True
 
 
 def _between_markers(blocks: Iterator[tuple[int, bytes]], marker: bytes) -> Iterator[RawPiece]:
@@ -155,15 +136,15 @@ def _between_markers(blocks: Iterator[tuple[int, bytes]], marker: bytes) -> Iter
     for position, block in blocks:
         begin, block, at = position - len(rest), rest + block, 0
         while (cut := block.find(marker, at)) >= 0:
-            yield RawPiece(begin + at, block[at:cut], True)
+            yield begin + at, block[at:cut], True
             at, unfinished = cut + len(marker), False
         sure = max(at, len(block) - len(marker) + 1)  # what follows may be the beginning of a marker
         if sure > at:
-            yield RawPiece(begin + at, block[at:sure], False)
+            yield begin + at, block[at:sure], False
             unfinished = True
         begin, rest = begin + sure, block[sure:]
     if rest or unfinished:  # a marker at the very end separates nothing
-        yield RawPiece(begin, rest, True)
+        yield begin, rest, True
 
 
 def _blocks(parts: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -250,13 +231,6 @@ def parse_separators(items: Sequence[str]) -> Separator:
     if not rules:
         return DEFAULT if every is None else every
     return rules | ({} if every is None else {"*": every})
-
-
-def check_separator(separator: Separator) -> None:
-    """Refuse a separator that is empty."""
-    for rule in [separator] if isinstance(separator, str) else separator.values():
-        if not rule:
-            raise BraidError("the separator is empty", todo="Choose blank, lines, file, or any text.")
 
 
 def unmatched_patterns(separator: Separator, paths: Sequence[str]) -> list[str]:

@@ -26,8 +26,8 @@ from braidlm.data.loading.validation import row_starts
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
 from braidlm.data.packing.shards import Packer
 from braidlm.data.sources.format import Piece, by_document
-from braidlm.data.sources.plan import ReadOptions, check_answers, plan_shards, read_pieces
-from braidlm.data.sources.text import check_separator, parse_separators, unescaped
+from braidlm.data.sources.plan import ReadOptions, check_answers, plan_shards
+from braidlm.data.sources.text import parse_separators, unescaped
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
@@ -156,7 +156,6 @@ def _text_stream(path: Path, settings: Settings) -> tuple[list[DocumentStream], 
         separator=parse_separators(settings.separator),
         section_bytes=None if settings.half is None else BLOCK_BYTES,
     )
-    check_separator(reading.separator)
     plan = plan_shards([path], reading)
     check_answers(plan, reading)
     root = (path if path.is_dir() else path.parent).absolute()
@@ -164,7 +163,7 @@ def _text_stream(path: Path, settings: Settings) -> tuple[list[DocumentStream], 
     parts: list[str] = []
     for shard in plan.shards:
         before = len(documents)
-        for texts, prompt in by_document(read_pieces(shard, reading)):
+        for texts, prompt in by_document(shard.format.pieces(shard, reading)):
             if (text := "".join(texts)).strip():
                 documents.append(Piece(text, True, prompt))
         parts += [str(Path(shard.source).relative_to(root))] * (len(documents) - before)

@@ -7,12 +7,12 @@ import pytest
 
 from braidlm.core.errors import BraidError
 from braidlm.data.packing.prepare import prepare
-from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
+from braidlm.data.sources.plan import ReadOptions, plan_shards
 
 
 def _documents(options: ReadOptions, shard_bytes: int | None = None) -> list[str]:
     plan = plan_shards(["python"], options, shard_bytes)
-    return [text for shard in plan.shards for text in read_documents(shard, options)]
+    return [text for shard in plan.shards for text in shard.format.documents(shard, options)]
 
 
 def test_a_document_is_a_file_in_the_order_of_names() -> None:

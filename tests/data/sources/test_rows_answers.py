@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.data.corpora.builtin import WITH_FIELDS, document
+from braidlm.data.corpora.builtin import PROBLEMS, document
 from braidlm.data.packing.prepare import prepare
-from braidlm.data.sources.format import ReadOptions, document_of
-from braidlm.data.sources.plan import plan_shards, read_documents, read_pieces
+from braidlm.data.sources.format import ReadOptions
+from braidlm.data.sources.plan import plan_shards
+from braidlm.data.sources.rows import document_of
 
 ROW = {"story": "Tom has 2 {answer}.", "ask": " How many? ", "solution": "\n2\n", "none": None}
 ASKED = ReadOptions(fields=("story", "ask"), joiner=" ", answer="solution")
@@ -51,11 +52,11 @@ def test_text_has_no_answers(tmp_path: Path) -> None:
             prepare(source, tmp_path / "out", tokenizer="bytes", answer="answer")
 
 
-@pytest.mark.parametrize("corpus", WITH_FIELDS)
+@pytest.mark.parametrize("corpus", PROBLEMS)
 def test_built_in_problems_have_fields(corpus: str) -> None:
     options = ReadOptions(fields=("question",), answer="answer", documents=5, first=3, seed=2)
     (shard,) = plan_shards([corpus], options).shards
-    pieces = list(read_pieces(shard, options))
+    pieces = list(shard.format.pieces(shard, options))
     assert len(pieces) == 5
     for number, piece in enumerate(pieces, 3):
         question, answer = piece.text[: piece.prompt], piece.text[piece.prompt :]
@@ -64,7 +65,7 @@ def test_built_in_problems_have_fields(corpus: str) -> None:
         assert answer.rpartition("#### ")[2].isdigit()
         assert question.splitlines()[0] == document(corpus, 2, number).splitlines()[0]
     plain = ReadOptions(documents=5, first=3, seed=2)
-    assert list(read_documents(shard, plain)) == [document(corpus, 2, number) for number in range(3, 8)]
+    assert list(shard.format.documents(shard, plain)) == [document(corpus, 2, number) for number in range(3, 8)]
 
 
 def test_rows_of_a_hub_data_set_as_orca_maths(tmp_path: Path) -> None:
@@ -78,6 +79,6 @@ def test_rows_of_a_hub_data_set_as_orca_maths(tmp_path: Path) -> None:
     options = ReadOptions(fields=("question",), answer="answer")
     for source in (f"hub:{tmp_path / 'orca'}", str(file)):
         (shard,) = plan_shards([source], options).shards
-        assert list(read_pieces(shard, options)) == [document_of(row, options, "") for row in rows]
+        assert list(shard.format.pieces(shard, options)) == [document_of(row, options, "") for row in rows]
     with pytest.raises(BraidError, match="no field 'solution'"):
         plan_shards([f"hub:{tmp_path / 'orca'}"], ReadOptions(fields=("question",), answer="solution"))
