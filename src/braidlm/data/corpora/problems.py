@@ -38,7 +38,6 @@ HOLDERS = nouns("box bag basket jar packet bowl tray drawer")
 GOODS = nouns("notebook pen cup plate toy kite scarf/scarves hat ball puzzle comic brush candle")
 DEAR = nouns("bike tent guitar camera chair table desk telescope coat jacket lamp clock sled violin")
 DOLLAR, YEAR, HOUR, MINUTE, DAY, WEEK, METER, PAGE, FRIEND = nouns("dollar year hour minute day week meter page friend")
-BILLS = (5, 10, 20, 50, 100, 200)
 
 
 class Scene(Rng):
@@ -90,8 +89,7 @@ def give(s: Scene, a: Person, b: Person) -> Parts:
         f"{a} has {item.of(x)}. {a.He} gives {item.of(y)} to {b}.",
         f"{a} had {item.of(x)} and gave {y} of them to {b}.",
     )
-    ask = f"How many {item.many} does {a} have left?"
-    return f"{question} {ask}", f"{a} keeps {x} - {y} = {item.of(left)}.", left
+    return f"{question} How many {item.many} does {a} have left?", f"{a} keeps {x} - {y} = {item.of(left)}.", left
 
 
 def at_first(s: Scene, a: Person, b: Person) -> Parts:
@@ -203,7 +201,7 @@ def change(s: Scene, a: Person, b: Person) -> Parts:
     """Money back: paid - x * price."""
     good, x, price = s.choice(GOODS), s.randint(1, 9), s.randint(1, 20)
     cost = x * price
-    paid = s.choice([bill for bill in BILLS if bill > cost][:3])
+    paid = s.choice([bill for bill in (5, 10, 20, 50, 100, 200) if bill > cost][:3])
     each = f"for {DOLLAR.of(price)}{' each' * (x > 1)}"
     question = s.either(
         f"{a} buys {good.of(x)} {each} as a present for {b}. {a.He} pays with {DOLLAR.of(paid)}.",
@@ -238,9 +236,8 @@ def same_price(s: Scene, a: Person, b: Person) -> Parts:
 def distance(s: Scene, a: Person, b: Person) -> Parts:
     """speed * time."""
     hours = s.randint(1, 9)
-    mode, low, high = s.choice(
-        (("walk", 3, 6), ("ride their bikes", 9, 22), ("go by train", 40, 160), ("go by boat", 8, 35))
-    )
+    modes = (("walk", 3, 6), ("ride their bikes", 9, 22), ("go by train", 40, 160), ("go by boat", 8, 35))
+    mode, low, high = s.choice(modes)
     speed = s.randint(low, high)
     question = s.either(
         f"{a} and {b} {mode} for {HOUR.of(hours)}. They travel {speed} kilometers every hour. How far do they go?",
@@ -376,10 +373,8 @@ def doubling(s: Scene, a: Person, b: Person) -> Parts:
     item, x = s.choice(ITEMS), s.randint(1, 60)
     days = s.choice(("Monday, Tuesday, Wednesday and Thursday", "Tuesday, Wednesday, Thursday and Friday"))
     first, *after = days.replace(" and", ",").split(", ")
-    question = (
-        f"{a} and {b} collect {item.many} on {days}. On {first} they find {x}, and on each day after that they find "
-        f"twice as many as on the day before. How many {item.many} do they find on {after[-1]}?"
-    )
+    question = f"{a} and {b} collect {item.many} on {days}. On {first} they find {x}, and on each day after that they "
+    question += f"find twice as many as on the day before. How many {item.many} do they find on {after[-1]}?"
     steps = ". ".join(f"On {day} they find 2 * {x * 2**i} = {x * 2 ** (i + 1)}" for i, day in enumerate(after))
     return question, f"{steps}.", x * 8
 
