@@ -1,16 +1,17 @@
 """Values that go from one process to another, and tests that run apart from their program."""
 
+import contextlib
 import json
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.sandbox.languages import LANGUAGES, TestedCode
+from braidlm.evals.sandbox.languages import CodeEnvironment, TestedCode, open_code_environment
 from braidlm.evals.sandbox.remote_calls import decode, encode
-from braidlm.evals.sandbox.sandbox import Sandbox
 
 
 def sent(value: Any, objects: list[Any] | None = None) -> Any:
@@ -64,21 +65,23 @@ def test_other_objects_are_referred_to() -> None:
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    try:
-        return Sandbox.open()
-    except BraidError as error:
-        pytest.skip(error.what)
+def sandbox() -> Iterator[CodeEnvironment]:
+    with contextlib.ExitStack() as opened:
+        try:
+            environment = opened.enter_context(open_code_environment(["python"], "required"))
+        except BraidError as error:
+            pytest.skip(error.what)
+        yield environment
 
 
-def failure(sandbox: Sandbox, program: str, tests: str, given: str = "", names: tuple[str, ...] = ("f",)) -> str:
-    language = LANGUAGES["python"].with_tools()
-    assert language is not None
-    test = language.test(TestedCode(program, tests, given, names))
-    return test.failure(sandbox.run(test.program))
+def failure(
+    sandbox: CodeEnvironment, program: str, tests: str, given: str = "", names: tuple[str, ...] = ("f",)
+) -> str:
+    test = sandbox.languages["python"].test(TestedCode(program, tests, given, names))
+    return test.failure(sandbox.sandbox.run(test.program))
 
 
-def test_arguments_and_results(sandbox: Sandbox) -> None:
+def test_arguments_and_results(sandbox: CodeEnvironment) -> None:
     program = "def f(*values, **named):\n    print('talks')\n    return values, named"
     tests = "assert f([1], {2: (3,)}, x=None) == (([1], {2: (3,)}), {'x': None})\nassert f() is not f()\nprint('too')"
     assert failure(sandbox, program, tests) == ""
@@ -86,21 +89,21 @@ def test_arguments_and_results(sandbox: Sandbox) -> None:
     assert failure(sandbox, program, "assert f(1) == 2, 'as it was said'").endswith("AssertionError: as it was said")
 
 
-def test_objects_of_the_program(sandbox: Sandbox) -> None:
+def test_objects_of_the_program(sandbox: CodeEnvironment) -> None:
     program = "class Node:\n    def __init__(self, value): self.value, self.left = value, None\n"
     program += "def f(node): return node.value + (f(node.left) if node.left else 0)"
     tests = "root = Node(1)\nroot.left = Node(2)\nassert f(root) == 3\nassert root.left.value == 2\nassert root != 1"
     assert failure(sandbox, program, tests, names=("Node", "f")) == ""
 
 
-def test_what_is_given_is_the_tests_own(sandbox: Sandbox) -> None:
+def test_what_is_given_is_the_tests_own(sandbox: CodeEnvironment) -> None:
     given = "def square(x): return x * x\n"
     program = given + "def f(x):\n    global square\n    square = lambda x: 4\n    return x"
     assert failure(sandbox, program, "assert square(f(2)) == 4", given) == ""
     assert "AssertionError" in failure(sandbox, program, "assert square(f(3)) == 4", given)
 
 
-def test_errors_of_the_program_are_errors_of_the_test(sandbox: Sandbox) -> None:
+def test_errors_of_the_program_are_errors_of_the_test(sandbox: CodeEnvironment) -> None:
     program = "class Own(Exception): pass\ndef f(x):\n    if x: raise Own('mine')\n    return {}['key']"
     caught = "try:\n    f(0)\n    assert False\nexcept KeyError as error:\n    assert 'key' in str(error)\n"
     assert failure(sandbox, program, caught) == ""
@@ -113,11 +116,11 @@ def test_errors_of_the_program_are_errors_of_the_test(sandbox: Sandbox) -> None:
     assert "RecursionError" in failure(sandbox, loop, "f()")
 
 
-def test_limits_hold_for_the_program(sandbox: Sandbox) -> None:
+def test_limits_hold_for_the_program(sandbox: CodeEnvironment) -> None:
     assert "MemoryError" in failure(sandbox, "def f(): return bytearray(100 << 30)", "f()")
     assert "SIGABRT" in failure(sandbox, "import os\ndef f(): os.abort()", "f()")
     assert "printed more than" in failure(sandbox, "def f():\n    while True: print('x' * 9999)", "f()")
 
 
-def test_the_apparatus_is_fast_enough_for_many_calls(sandbox: Sandbox) -> None:
+def test_the_apparatus_is_fast_enough_for_many_calls(sandbox: CodeEnvironment) -> None:
     assert failure(sandbox, "def f(x): return x + 1", "for x in range(2000): assert f(x) == x + 1") == ""

@@ -32,7 +32,7 @@ def tried(isolation: str) -> tuple[str, tuple[str, ...]] | str:
     for python in (sandbox_module.python(), os.path.realpath(SYSTEM_PYTHON)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sandbox_module, "python", lambda python=python: python)
-            failures, problem = sandbox_module._run_probe(Sandbox(isolation, True, tuple(sandbox_module._readable(()))))
+            failures, problem = sandbox_module._tested(Sandbox(isolation, True, tuple(sandbox_module._readable(()))))
         if problem is None:
             return python, tuple(failures)
     return str(problem)

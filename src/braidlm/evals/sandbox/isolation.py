@@ -62,14 +62,12 @@ class Isolation:
         while time.monotonic() < deadline and (new := _descendants(os.getpid()) - stopped):
             _signal(new, signal.SIGSTOP)
             stopped |= new
-        while time.monotonic() < deadline:
-            _signal(_descendants(os.getpid()), signal.SIGKILL)
-            try:
+        with contextlib.suppress(ChildProcessError):  # raised when none is left
+            while time.monotonic() < deadline:
+                _signal(_descendants(os.getpid()), signal.SIGKILL)
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-            except ChildProcessError:
-                break
-            time.sleep(0.001)
+                time.sleep(0.001)
         delete(self.scratch)
 
     def disk_limit_exceeded(self) -> str | None:
@@ -78,7 +76,13 @@ class Isolation:
 
     def process_limit(self, processes: int) -> int | None:
         """The value of RLIMIT_NPROC, which counts all processes of a user; None for no limit."""
-        return processes if self.user is not None else _tasks_of(os.geteuid()) + processes
+        if self.user is not None:
+            return processes
+        for entry in os.scandir("/proc"):
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and entry.stat().st_uid == os.geteuid():
+                    processes += len(os.listdir(f"{entry.path}/task"))
+        return processes
 
 
 class Landlock(Isolation):
@@ -120,8 +124,7 @@ class Namespaces(Isolation):
 
     def kill_all(self, starter: int) -> None:
         """Kill the first process of the namespace, and with it all others; the mounts vanish with the last."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(starter, signal.SIGKILL)
+        _signal([starter], signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(starter, 0)
 
@@ -137,44 +140,39 @@ ISOLATIONS: dict[str, type[Isolation]] = {"namespaces": Namespaces, "landlock": 
 
 def children(process: int) -> list[int]:
     """The processes that a process has started or adopted."""
-    processes: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{process}/task"):
-            with open(f"/proc/{process}/task/{thread}/children") as file:
-                processes += map(int, file.read().split())
-    except OSError:  # it has just ended, or the kernel was built without these lists
-        processes += _children_by_search(process)
-    return processes
+    tasks = f"/proc/{process}/task"
+    with contextlib.suppress(OSError):  # it has just ended, or the kernel was built without these lists
+        return [int(child) for task in os.listdir(tasks) for child in _read(f"{tasks}/{task}/children").split()]
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if int(_read(f"/proc/{name}/stat").rpartition(")")[2].split()[1]) == process:
+                found.append(int(name))
+    return found
 
 
 def _descendants(process: int) -> set[int]:
-    descendants: set[int] = set()
-    for child in children(process):
-        descendants |= {child} | _descendants(child)
-    return descendants
+    own = children(process)
+    return {*own}.union(*map(_descendants, own))
+
+
+def resident_memory(process: int) -> int:
+    """Bytes in memory of a process and of all of its descendants."""
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        total = int(_read(f"/proc/{process}/statm").split()[1]) * os.sysconf("SC_PAGESIZE")
+    return total + sum(map(resident_memory, children(process)))
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 
 def _signal(processes: Iterable[int], number: int) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
-
-
-def resident_memory(process: int) -> int:
-    """Bytes in memory of a process and of all of its descendants."""
-    total = 0
-    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/statm") as file:
-        total = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-    return total + sum(resident_memory(child) for child in children(process))
-
-
-def _children_by_search(process: int) -> list[int]:
-    processes = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-            if int(file.read().rpartition(")")[2].split()[1]) == process:
-                processes.append(int(name))
-    return processes
 
 
 def _switch_user(user: int) -> None:
@@ -184,14 +182,10 @@ def _switch_user(user: int) -> None:
 
 
 def _new_user_namespace(others: int) -> None:
-    user, group = os.geteuid(), os.getegid()
+    maps = {"uid_map": f"{INSIDE_USER} {os.geteuid()} 1", "gid_map": f"{INSIDE_USER} {os.getegid()} 1"}
     kernel.control(kernel.MAY_BE_READ, 1)  # otherwise a process may not write its own maps after a change of user
     kernel.unshare(kernel.NEW_USER | others)
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{INSIDE_USER} {user} 1"),
-        ("gid_map", f"{INSIDE_USER} {group} 1"),
-    ):
+    for name, text in {"setgroups": "deny", **maps}.items():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
 
@@ -250,19 +244,8 @@ def _write_files(folder: str, files: dict[str, str], user: int | None) -> None:
                 os.chown(path, user, user)
 
 
-def _tasks_of(user: int) -> int:
-    """The number of processes and threads of a user."""
-    count = 0
-    for entry in os.scandir("/proc"):
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and entry.stat().st_uid == user:
-                count += len(os.listdir(f"/proc/{entry.name}/task"))
-    return count
-
-
 MAX_ENTRIES, MAX_FOLDERS = 10_000, 1_000
 """Files and folders together, and folders alone: some file systems take milliseconds to delete one."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _DELETION_SECONDS = 30
 
 
@@ -306,39 +289,34 @@ def delete(folder: str) -> None:
     pending = [next(names)]
     with contextlib.suppress(FileNotFoundError):  # without isolation a program may have moved it
         os.rename(folder, os.path.join(place, pending[0]))
-    at = os.open(place, _FOLDER)
     deadline = time.monotonic() + _DELETION_SECONDS
-    try:
+    with _opened(place) as at:
         while pending:
             name = pending.pop()
             try:
-                pending += _empty(name, at, names)
+                os.chmod(name, 0o700, dir_fd=at)
+                with _opened(name, at) as emptied:
+                    for entry in list(os.scandir(emptied)):
+                        if not entry.is_dir(follow_symlinks=False):
+                            os.unlink(entry.name, dir_fd=emptied)
+                            continue
+                        os.chmod(entry.name, 0o700, dir_fd=emptied)  # only a folder that may be written can be moved
+                        pending.append(next(names))
+                        os.rename(entry.name, pending[-1], src_dir_fd=emptied, dst_dir_fd=at)
                 os.rmdir(name, dir_fd=at)
             except OSError as error:
                 if error.errno == errno.ENOTEMPTY and time.monotonic() < deadline:
                     pending.append(name)  # a program whose launcher was killed may take a moment to die
                 elif error.errno != errno.ENOENT:
                     raise
-    finally:
-        os.close(at)
     os.rmdir(place)
 
 
-def _empty(name: str, place: int, names: Iterator[str]) -> list[str]:
-    """Delete the files of a folder, and move its folders; returns the moved."""
-    os.chmod(name, 0o700, dir_fd=place)
-    folder = os.open(name, _FOLDER, dir_fd=place)
-    moved: list[str] = []
+@contextlib.contextmanager
+def _opened(folder: str, place: int | None = None) -> Iterator[int]:
+    """The descriptor of a folder, which is not a link to one."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
     try:
-        with os.scandir(folder) as entries:
-            listed = list(entries)
-        for entry in listed:
-            if entry.is_dir(follow_symlinks=False):
-                os.chmod(entry.name, 0o700, dir_fd=folder)  # a folder can be moved by those who may write to it
-                moved.append(next(names))
-                os.rename(entry.name, moved[-1], src_dir_fd=folder, dst_dir_fd=place)
-            else:
-                os.unlink(entry.name, dir_fd=folder)
+        yield descriptor
     finally:
-        os.close(folder)
-    return moved
+        os.close(descriptor)

@@ -21,17 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.sandbox.sandbox import (
-    MEGABYTE,
-    Harness,
-    IsolationPolicy,
-    Limits,
-    Outcome,
-    Program,
-    Sandbox,
-    Step,
-    python,
-)
+from braidlm.evals.sandbox.sandbox import MEGABYTE, IsolationPolicy, Limits, Outcome, Program, Sandbox, Step, python
 
 
 @dataclass(frozen=True)
@@ -98,12 +88,6 @@ class Language:
     """Preparation that is done once, in a folder that all programs can read (its path is the tool `prepared`)."""
     paths: dict[str, str] = field(default_factory=dict)
 
-    def with_tools(self) -> "Language | None":
-        """The language with the paths of its tools; None where one is missing."""
-        paths = {tool: python() if tool == "python" else shutil.which(tool) for tool in self.tools}
-        installed = {tool: os.path.realpath(path) for tool, path in paths.items() if path}
-        return replace(self, paths=installed) if len(installed) == len(paths) else None
-
     def trust(self, sandbox: Sandbox) -> str:
         """What a pass proves."""
         if not self.tests_apart:
@@ -116,6 +100,18 @@ class Language:
         """The test of a program."""
         proof = secrets.token_hex(16)
         return Test(self.make(code, self.paths, proof), proof, self.silent)
+
+    def prepared(self, folder: Path, sandbox: Sandbox) -> "Language":
+        """The language after its preparation; an error where its example does not pass in the sandbox."""
+        language = self
+        if self.prepare is not None:
+            folder.mkdir()
+            self.prepare(self.paths, folder)
+            language = replace(self, paths={**self.paths, "prepared": str(folder)})
+        test = language.test(self.example)
+        if failure := test.failure(sandbox.run(test.program)):
+            raise BraidError(f"{' and '.join(self.tools)} cannot be used in the sandbox ({failure})")
+        return language
 
 
 @dataclass(frozen=True)
@@ -132,34 +128,26 @@ def open_code_environment(names: list[str], policy: IsolationPolicy) -> Iterator
     """The languages of these names, each tested with its example; it is an error if none can be run."""
     with tempfile.TemporaryDirectory(prefix="braid-") as shared:
         os.chmod(shared, 0o755)
-        found = {name: LANGUAGES[name].with_tools() for name in names}
-        installed = {name: language for name, language in found.items() if language is not None}
-        absent = [name for name in names if name not in installed]
-        missing = {name: f"not run: {' and '.join(LANGUAGES[name].tools)} not found" for name in absent}
-        folders = [_folder_of(path) for language in installed.values() for path in language.paths.values()]
+        languages, missing = {}, {}
+        for name, language in ((name, LANGUAGES[name]) for name in names):
+            paths = {tool: python() if tool == "python" else shutil.which(tool) for tool in language.tools}
+            installed = {tool: os.path.realpath(path) for tool, path in paths.items() if path}
+            if len(installed) == len(paths):
+                languages[name] = replace(language, paths=installed)
+            else:
+                missing[name] = f"not run: {' and '.join(language.tools)} not found"
+        folders = [_folder_of(path) for language in languages.values() for path in language.paths.values()]
         sandbox = Sandbox.open(policy, [*folders, shared])
-        languages = {}
-        for name, language in installed.items():
+        for name, language in list(languages.items()):
             try:
-                languages[name] = _prepared(language, Path(shared) / name, sandbox)
+                languages[name] = language.prepared(Path(shared) / name, sandbox)
             except BraidError as error:
+                del languages[name]
                 missing[name] = f"not run: {error.what}"
         if not languages:
             reasons = "; ".join(f"{name} {why}" for name, why in missing.items())
             raise BraidError(f"no program could be run: {reasons}", "code execution", "Install a toolchain.")
         yield CodeEnvironment(sandbox, languages, missing)
-
-
-def _prepared(language: Language, folder: Path, sandbox: Sandbox) -> Language:
-    """The language after its preparation; an error where its example does not pass in the sandbox."""
-    if language.prepare is not None:
-        folder.mkdir()
-        language.prepare(language.paths, folder)
-        language = replace(language, paths={**language.paths, "prepared": str(folder)})
-    test = language.test(language.example)
-    if failure := test.failure(sandbox.run(test.program)):
-        raise BraidError(f"{' and '.join(language.tools)} cannot be used in the sandbox ({failure})")
-    return language
 
 
 def _folder_of(tool: str) -> str:
@@ -202,8 +190,8 @@ def _python(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
     command = [paths["python"], "-I", "-S", "-"]
     calls = _harness("../remote_calls.py")
     run = f"RemoteTests().run({code.program!r}, {code.given!r}, {code.names!r}, {code.tests!r}, {proof!r})"
-    harness = Harness(command, f"{calls}\n{run}\n")
-    return Program({}, [Step(command, Limits(), input=f"{calls}\nServedProgram().serve()\n", harness=harness)])
+    served = f"{calls}\nServedProgram().serve()\n"
+    return Program({}, [Step(command, Limits(), input=served, tests=f"{calls}\n{run}\n")])
 
 
 def _js(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
@@ -215,7 +203,7 @@ def _js(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
         f"{{\n{code.given}\n{forwards}\n{code.tests}\n}}\nprocess.stdout.write({json.dumps(proof)});\n"
     )
     program = _harness("channel.js") + _harness("program.js")
-    return Program({}, [Step(command, _MANAGED, input=program, harness=Harness(command, tests))])
+    return Program({}, [Step(command, _MANAGED, input=program, tests=tests)])
 
 
 _GO_PACKAGES = (
@@ -224,24 +212,18 @@ _GO_PACKAGES = (
     *("time", "unicode", "unicode/utf8"),
 )
 """The imports of tests and most samples; other packages are compiled within the time of a build."""
-_GO_MODULE = """module sample
+_TESTIFY = "github.com/stretchr/testify"
+_GO_MODULE = f"module sample\n\ngo 1.18\n\nrequire {_TESTIFY} v0.0.0\n\nreplace {_TESTIFY} => ./testify\n"
 
-go 1.18
 
-require github.com/stretchr/testify v0.0.0
-
-replace github.com/stretchr/testify => ./testify
-"""
+_GO_PROGRAM = 'package main\n\nimport (\n\t"testing"\n\t"github.com/stretchr/testify/assert"\n)\n'
+_GO_TEST = "func TestSum(t *testing.T) {\n\tassert.New(t).Equal(2, 1+1)\n}\n"
 
 
 def _go_environment(paths: Mapping[str, str], folder: str, cache: str) -> dict[str, str]:
     return {
-        "GOROOT": _folder_of(paths["go"]),
-        "GOPATH": f"{folder}/go",
-        "GOCACHE": cache,
-        "GOPROXY": "off",
-        "GOTOOLCHAIN": "local",
-        "CGO_ENABLED": "0",
+        **{"GOROOT": _folder_of(paths["go"]), "GOPATH": f"{folder}/go", "GOCACHE": cache},
+        **{"GOPROXY": "off", "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"},
     }
 
 
@@ -260,7 +242,7 @@ def _go(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
         "main_test.go": code.whole,
         "harness_test.go": _harness("harness_test.go"),
         "go.mod": _GO_MODULE,
-        "testify/go.mod": "module github.com/stretchr/testify\n\ngo 1.18\n",
+        "testify/go.mod": f"module {_TESTIFY}\n\ngo 1.18\n",
         "testify/assert/assert.go": _harness("assert.go"),
         "temporary/made": "",
     }
@@ -277,11 +259,7 @@ def _go(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
 
 LANGUAGES = {
     "python": Language(
-        "Python",
-        ("python",),
-        _python,
-        TestedCode("def f(x): return x + 1\n", "assert f(1) == 2\n", names=("f",)),
-        tests_apart=True,
+        "Python", ("python",), _python, TestedCode("def f(x): return x + 1\n", "assert f(1) == 2\n", names=("f",)), True
     ),
     "cpp": Language(
         "C++",
@@ -303,14 +281,5 @@ LANGUAGES = {
         tests_apart=True,
         silent=True,
     ),
-    "go": Language(
-        "Go",
-        ("go",),
-        _go,
-        TestedCode(
-            'package main\n\nimport (\n\t"testing"\n\t"github.com/stretchr/testify/assert"\n)\n',
-            "func TestSum(t *testing.T) {\n\tassert.New(t).Equal(2, 1+1)\n}\n",
-        ),
-        prepare=_prepare_go,
-    ),
+    "go": Language("Go", ("go",), _go, TestedCode(_GO_PROGRAM, _GO_TEST), prepare=_prepare_go),
 }

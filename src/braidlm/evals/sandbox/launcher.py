@@ -11,20 +11,22 @@ import fcntl
 import json
 import os
 import resource
-import selectors
+import select
 import signal
 import stat
 import sys
 import time
 from typing import Any
 
-from braidlm.evals.sandbox import call_filter, kernel
+from braidlm.evals.sandbox import kernel
 from braidlm.evals.sandbox.isolation import ISOLATIONS, Isolation, resident_memory
 
 POLL_INTERVAL = 0.02
 """Seconds between polls of what has no kernel limit: the memory of some steps, the disk usage of some isolations."""
 MAX_OUTPUT = 65_536
 """Bytes of each output that are reported."""
+MAX_ERROR = 600
+"""Characters of an error; a whole message is written and read at once, as a pipe does with up to 4,096 bytes."""
 
 
 def main() -> None:
@@ -44,8 +46,11 @@ class Supervisor:
     def __init__(self, job: dict[str, Any]):
         self.job = job
         self.isolation = ISOLATIONS[job["isolation"]](job)
-        self.start, self.status, self.out, self.err = (os.pipe() for _ in range(4))
-        self.received = b""
+        (inner_start, self.start), (self.status, inner_status), (self.out, out), (self.err, err) = (
+            os.pipe() for _ in range(4)
+        )
+        self.inner = (inner_start, inner_status, out, err)
+        """The step runner's ends of these pipes."""
 
     def run(self) -> dict[str, Any]:
         """Run all steps, up to the first that fails."""
@@ -55,69 +60,54 @@ class Supervisor:
         self.runner = os.fork()
         if self.runner == 0:
             with contextlib.suppress(BaseException):
-                StepRunner(self.job, self.isolation, self.start[0], self.status[1], (self.out[1], self.err[1])).run()
+                StepRunner(self.job, self.isolation, *self.inner).run()
             os._exit(1)
-        for end in (self.start[0], self.status[1], self.out[1], self.err[1]):
+        for end in self.inner:
             os.close(end)
-        for end in (self.status[0], self.out[0], self.err[0]):
+        for end in (self.out, self.err):
             os.set_blocking(end, False)
         with contextlib.suppress(OSError):  # a larger pipe needs fewer reads
-            fcntl.fcntl(self.out[0], 1031, 1 << 20)
+            fcntl.fcntl(self.out, 1031, 1 << 20)
         steps: list[dict[str, Any]] = []
-        broken = None
+        broken = "the isolation could not be set up"
         try:
-            message = self._wait_message(time.monotonic() + 30)
-            broken = message.get("broken", None if "ready" in message else "the isolation could not be set up")
+            if select.select([self.status], [], [], 30)[0]:
+                broken = self._message()["broken"]
             for step in self.job["steps"]:
-                if broken:
+                if broken or (steps and (steps[-1]["stopped"] or steps[-1]["code"] != 0)):
                     break
                 steps.append(self._supervise(step))
-                broken = steps[-1].pop("broken", None)
-                if steps[-1]["stopped"] or steps[-1]["code"] != 0:
-                    break
+                broken = steps[-1].pop("broken")
         finally:
             self.isolation.kill_all(self.runner)
         return {"broken": broken, "steps": steps}
 
     def _supervise(self, step: dict[str, Any]) -> dict[str, Any]:
         """Run one step."""
-        printed = {self.out[0]: bytearray(), self.err[0]: bytearray()}
+        printed = {self.out: bytearray(), self.err: bytearray()}
         amount, stopped, ended = 0, None, None
-        begun = time.monotonic()
-        next_poll = begun
-        with selectors.DefaultSelector() as ready:
-            for end in (self.status[0], self.out[0], self.err[0]):
-                ready.register(end, selectors.EVENT_READ)
-            os.write(self.start[1], b"g")
-            while ended is None and stopped is None:
-                left = begun + step["wall"] - time.monotonic()
-                if left <= 0:
-                    stopped = "wall"
-                    break
-                for key, _ in ready.select(min(left, POLL_INTERVAL)):
-                    if key.fd == self.status[0]:
-                        ended = self._next_message()
-                    else:
-                        amount += self._read(key.fd, printed[key.fd])
-                if amount > step["output"]:
-                    stopped = "output"
-                elif time.monotonic() >= next_poll:
-                    stopped = self._polled_limit(step)
-                    next_poll = time.monotonic() + POLL_INTERVAL
+        next_poll = begun = time.monotonic()
+        os.write(self.start, b"g")
+        while ended is None and stopped is None:
+            left = begun + step["wall"] - time.monotonic()
+            for end in select.select([self.status, *printed], [], [], max(0, min(left, POLL_INTERVAL)))[0]:
+                if end == self.status:
+                    ended = self._message()
+                else:
+                    amount += self._read(end, printed[end])
+            if ended is None and left <= 0:
+                stopped = "wall"
+            elif amount > step["output"]:
+                stopped = "output"
+            elif time.monotonic() >= next_poll:
+                stopped = self._polled_limit(step)
+                next_poll = time.monotonic() + POLL_INTERVAL
         if ended is not None:  # all writers have been killed: the rest of the output is in the pipes
             amount += sum(self._read(end, printed[end]) for end in printed)
             stopped = "output" if amount > step["output"] else stopped or self.isolation.disk_limit_exceeded()
-        ended = ended or {}
-        return {
-            "stopped": stopped,
-            "code": ended.get("code"),
-            "broken": ended.get("broken"),
-            "cpu": ended.get("cpu"),
-            "program": ended.get("program"),
-            "wall": time.monotonic() - begun,
-            "out": printed[self.out[0]][-MAX_OUTPUT:].decode(errors="replace"),
-            "err": printed[self.err[0]][-MAX_OUTPUT:].decode(errors="replace"),
-        }
+        texts = {end: content[-MAX_OUTPUT:].decode(errors="replace") for end, content in printed.items()}
+        unknown = dict.fromkeys(("code", "cpu", "program", "broken"))
+        return {**unknown, **(ended or {}), "stopped": stopped, "out": texts[self.out], "err": texts[self.err]}
 
     def _polled_limit(self, step: dict[str, Any]) -> str | None:
         """Which of the limits is exceeded that the kernel does not enforce."""
@@ -137,62 +127,47 @@ class Supervisor:
                     break
         return count
 
-    def _next_message(self) -> dict[str, Any] | None:
-        """A message of the step runner, if it is complete; if the runner is gone, the sandbox is broken."""
-        try:
-            chunk = os.read(self.status[0], 65_536)
-        except BlockingIOError:
-            return None
-        if not chunk:
-            return {"broken": "the sandbox ended by itself"}
-        self.received += chunk
-        if b"\n" not in self.received:
-            return None
-        line, self.received = self.received.split(b"\n", 1)
-        return json.loads(line)
-
-    def _wait_message(self, deadline: float) -> dict[str, Any]:
-        with selectors.DefaultSelector() as ready:
-            ready.register(self.status[0], selectors.EVENT_READ)
-            while (left := deadline - time.monotonic()) > 0:
-                if ready.select(left) and (message := self._next_message()) is not None:
-                    return message
-        return {}
+    def _message(self) -> dict[str, Any]:
+        """The message that the step runner has written; if the runner is gone, the sandbox is broken."""
+        return json.loads(os.read(self.status, 65_536) or '{"broken": "the sandbox ended by itself"}')
 
 
 class StepRunner:
     """Inside the isolation: starts each step and waits for it."""
 
-    def __init__(self, job: dict[str, Any], isolation: Isolation, start: int, status: int, outputs: tuple[int, int]):
-        self.job, self.isolation, self.start, self.status, self.outputs = job, isolation, start, status, outputs
+    def __init__(self, job: dict[str, Any], isolation: Isolation, start: int, status: int, out: int, err: int):
+        self.job, self.isolation, self.start, self.status, self.out, self.err = job, isolation, start, status, out, err
 
     def run(self) -> None:
+        """Set the isolation up, then run a step whenever the supervisor says so."""
         kernel.control(kernel.DIE_WITH_PARENT, signal.SIGKILL)
         try:
             self.isolation.set_up()
         except OSError as error:
-            self._send({"broken": str(error)})
+            self._send({"broken": str(error)[:MAX_ERROR]})
             return
-        self._send({"ready": True})
+        self._send({"broken": None})
         for step in self.job["steps"]:
             if not os.read(self.start, 1):
                 return
-            report = self._step(step)
+            try:
+                report = self._step(step)
+            except ChildProcessError as error:
+                report = {"broken": str(error)[:MAX_ERROR]}
             self._kill_remaining()
             self._send(report)
 
     def _step(self, step: dict[str, Any]) -> dict[str, Any]:
-        out, err = self.outputs
-        try:
-            if step["harness"] is None:
-                return self._ended(self._start(step, step, (out, err)))
-            with contextlib.ExitStack() as pipes:
-                (questions, ask), (answers, answer) = (_pipe(pipes) for _ in range(2))
-                program = self._start(step, step, (err, err, questions, answer))
-                harness = self._start(step["harness"], step, (out, err, answers, ask))
-        except ChildProcessError as error:
-            return {"broken": str(error)}
-        report = self._ended(harness)
+        """Run a step; a program with tests in another process is killed when they have ended."""
+        if not step["tests"]:
+            return self._ended(self._start(step, step["input"], self.out, self.err))
+        with contextlib.ExitStack() as pipes:
+            (questions, ask), (answers, answer) = os.pipe(), os.pipe()
+            for end in (questions, ask, answers, answer):
+                pipes.callback(os.close, end)
+            program = self._start(step, step["input"], self.err, self.err, questions, answer)
+            tests = self._start({**step, "tests": ""}, step["tests"], self.out, self.err, answers, ask)
+        report = self._ended(tests)
         os.kill(program, signal.SIGKILL)
         return {**report, "program": self._ended(program)}
 
@@ -201,14 +176,14 @@ class StepRunner:
         _, code, used = os.wait4(process, 0)
         return {"code": os.waitstatus_to_exitcode(code), "cpu": used.ru_utime + used.ru_stime}
 
-    def _start(self, what: dict[str, Any], step: dict[str, Any], descriptors: tuple[int, ...]) -> int:
-        """Start the program or the harness of a step, with its input and these descriptors."""
+    def _start(self, step: dict[str, Any], text: str, *outputs: int) -> int:
+        """Start a process of a step, with a text as its input and these descriptors after that."""
         problem, end = os.pipe()
         limit = self.isolation.process_limit(step["processes"])
         process = os.fork()
         if process == 0:
             try:
-                self._execute(what, step, descriptors, limit)
+                self._execute(step, [_readable(text), *outputs], limit)
             except BaseException as error:
                 os.write(end, str(error).encode())
             os._exit(126)
@@ -216,31 +191,31 @@ class StepRunner:
         error_text = os.read(problem, 4096).decode()
         os.close(problem)
         if error_text:
-            raise ChildProcessError(f"{what['command'][0]} could not be started: {error_text}")
+            raise ChildProcessError(f"{step['command'][0]} could not be started: {error_text}")
         return process
 
-    def _execute(
-        self, what: dict[str, Any], step: dict[str, Any], descriptors: tuple[int, ...], processes: int | None
-    ) -> None:
-        """Replace this process by the program."""
+    def _execute(self, step: dict[str, Any], descriptors: list[int], processes: int | None) -> None:
+        """Replace this process by the program, with its descriptors as 0, 1, 2 and so on; all others are closed."""
         os.setsid()
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program would inherit that
             signal.signal(ignored, signal.SIG_DFL)
-        _set_descriptors([_readable(what["input"]), *descriptors])
-        os.chdir(self.isolation.scratch)
-        if what["command"][0].startswith("{scratch}/"):
-            _make_executable(what["command"][0].removeprefix("{scratch}/"))
+        aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100) for descriptor in descriptors]
+        for number, descriptor in enumerate(aside):
+            os.dup2(descriptor, number)
+        scratch = self.isolation.scratch
+        os.chdir(scratch)
+        if step["command"][0].startswith("{scratch}/"):
+            _make_executable(step["command"][0].removeprefix("{scratch}/"))
         _set_limits(step, processes)
-        if what is step and step["harness"]:
+        if step["tests"]:
             self.isolation.hide_processes()
         self.isolation.restrict()
         if self.job["filter"]:
-            call_filter.forbid_calls(step["may_fork"])
-        scratch = self.isolation.scratch
-        command = [word.replace("{scratch}", scratch) for word in what["command"]]
-        folders = {"HOME": scratch, "TMPDIR": scratch}
-        own = {key: value.replace("{scratch}", scratch) for key, value in step["environment"].items()}
-        os.execve(command[0], command, {**folders, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **own})
+            kernel.forbid_calls(step["may_fork"])
+        command = [word.replace("{scratch}", scratch) for word in step["command"]]
+        environment = {"HOME": scratch, "TMPDIR": scratch, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+        environment |= {key: value.replace("{scratch}", scratch) for key, value in step["environment"].items()}
+        os.execve(command[0], command, environment)
 
     def _kill_remaining(self) -> None:
         """Kill what a step has left running: for the first process of a namespace, -1 is exactly that."""
@@ -253,15 +228,7 @@ class StepRunner:
                 os.wait()
 
     def _send(self, message: dict[str, Any]) -> None:
-        os.write(self.status, json.dumps(message).encode() + b"\n")
-
-
-def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe, whose ends this process closes after it has started those that use it."""
-    ends = os.pipe()
-    for end in ends:
-        closing.callback(os.close, end)
-    return ends
+        os.write(self.status, json.dumps(message).encode())
 
 
 def _readable(text: str) -> int:
@@ -271,13 +238,6 @@ def _readable(text: str) -> int:
         writer.write(text)
     os.lseek(file, 0, os.SEEK_SET)
     return file
-
-
-def _set_descriptors(descriptors: list[int]) -> None:
-    """Make these the descriptors 0, 1, 2 and so on; all others are closed when the program begins."""
-    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100) for descriptor in descriptors]
-    for number, descriptor in enumerate(aside):
-        os.dup2(descriptor, number)
 
 
 def _make_executable(path: str) -> None:
@@ -290,23 +250,22 @@ def _make_executable(path: str) -> None:
 
 
 def _set_limits(step: dict[str, Any], processes: int | None) -> None:
-    seconds = step["seconds"]
+    """Set the kernel's limits on this process: the first of a pair is the soft one."""
+    seconds, memory = step["seconds"], step["memory"]
     limits = {
         resource.RLIMIT_CPU: (seconds, seconds + 1),
-        resource.RLIMIT_CORE: 1,  # not 0: a system that pipes core dumps to a program ignores 0
-        resource.RLIMIT_FSIZE: step["file_size"],
-        resource.RLIMIT_NOFILE: step["open_files"],
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_DATA: step["memory"],
+        resource.RLIMIT_CORE: (1, 1),  # not 0: a system that pipes core dumps to a program ignores 0
+        resource.RLIMIT_FSIZE: (step["file_size"],) * 2,
+        resource.RLIMIT_NOFILE: (step["open_files"],) * 2,
+        resource.RLIMIT_MEMLOCK: (0, 0),
+        resource.RLIMIT_MSGQUEUE: (0, 0),
+        resource.RLIMIT_DATA: (memory, memory),
+        resource.RLIMIT_AS: None if step["memory_is_watched"] else (memory, memory),
+        resource.RLIMIT_NPROC: None if processes is None else (processes, processes),
     }
-    if not step["memory_is_watched"]:
-        limits[resource.RLIMIT_AS] = step["memory"]
-    if processes is not None:
-        limits[resource.RLIMIT_NPROC] = processes
     for kind, limit in limits.items():
-        soft, hard = limit if isinstance(limit, tuple) else (limit, limit)
         _, before = resource.getrlimit(kind)
-        if before != resource.RLIM_INFINITY:
-            soft, hard = min(soft, before), min(hard, before)
-        resource.setrlimit(kind, (soft, hard))
+        if limit is not None:
+            unlimited = before == resource.RLIM_INFINITY
+            soft, hard = limit if unlimited else (min(limit[0], before), min(limit[1], before))
+            resource.setrlimit(kind, (soft, hard))

@@ -51,11 +51,9 @@ class Channel:
 
 def encode(value: Any, reference: Callable[[Any], int]) -> Any:
     """A value as JSON; an object that is not plain becomes what `reference` gives for it."""
-    if (
-        value is None
-        or isinstance(value, bool | float | str)
-        or (type(value) is int and -1 < value < _LARGEST_PLAIN_INT)
-    ):
+    if value is None or isinstance(value, bool | float | str):
+        return value
+    if type(value) is int and -1 < value < _LARGEST_PLAIN_INT:
         return value
     if isinstance(value, list):
         return [encode(item, reference) for item in value]
@@ -86,15 +84,10 @@ def decode(message: Any, dereference: Callable[[int], Any]) -> Any:
         return _SEQUENCES[name](decode(item, dereference) for item in content)
     if name in _MAPPINGS:
         return _MAPPINGS[name]({decode(key, dereference): decode(item, dereference) for key, item in content})
-    if name == "type":
-        return _builtin_type(content)
-    return _TEXTS[name][2](content)
-
-
-def _builtin_type(name: str) -> type:
-    found = getattr(builtins, name)
-    if not isinstance(found, type):
-        raise TypeError(f"{name} is not a type")
+    if name != "type":
+        return _TEXTS[name][2](content)
+    if not isinstance(found := getattr(builtins, content), type):
+        raise TypeError(f"{content} is not a type")
     return found
 
 

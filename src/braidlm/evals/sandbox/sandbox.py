@@ -31,9 +31,9 @@ SYSTEM = (
     *("/etc/ld.so.cache", "/etc/alternatives", "/etc/ssl/openssl.cnf"),
 )
 """The files that programs need to run; no settings, no users, no homes."""
-SYSTEM_PATTERNS = ("/etc/java-*",)
-_USERS = itertools.cycle(range(60_000, 65_000))
+USERS = range(60_000, 65_000)
 """User ids of programs where Braid is root: rarely in use, and different ones, so that processes can be counted."""
+_program_numbers = itertools.count(os.getpid())
 ADDED_SECONDS = 60
 """How much longer than the steps' limits a launcher may take before it counts as broken."""
 
@@ -60,18 +60,6 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Harness:
-    """A second process beside that of a step, with the same limits: it tests what the step runs.
-
-    The two speak by their descriptors 3 (to read) and 4 (to write). The step's outcome and its output are those of the
-    harness, and no descriptor of the program leads there.
-    """
-
-    command: Sequence[str]
-    input: str
-
-
-@dataclass(frozen=True)
 class Step:
     """One command, which begins with an absolute path; `{scratch}` is the folder of the files."""
 
@@ -80,7 +68,12 @@ class Step:
     environment: dict[str, str] = field(default_factory=dict)
     input: str = ""
     """The text on its standard input."""
-    harness: Harness | None = None
+    tests: str = ""
+    """The text on the standard input of a second process, of the same command and limits: it tests the first.
+
+    The two speak by their descriptors 3 (to read) and 4 (to write). The step's outcome and its output are those of the
+    tests, and no descriptor of the program leads there.
+    """
 
 
 @dataclass(frozen=True)
@@ -126,26 +119,22 @@ class Sandbox:
                 "Evaluate in a Linux container or virtual machine.",
             )
         readable = tuple(_readable(toolchains))
-        problems, usable = [], []
-        for isolation in ("namespaces", "landlock"):
-            failures, problem = _tested(sandbox := cls(isolation, True, readable))
-            if problem is None and not failures:
-                return sandbox
-            if problem is None:
-                usable.append(replace(sandbox, failures=tuple(failures)))
+        problems: list[str] = []
+        usable: list[Sandbox] = []
+        for isolation, filtered in (("namespaces", True), ("landlock", True), ("none", True), ("none", False)):
+            if isolation == "none" and policy == "required":
+                raise BraidError(
+                    "this system offers no way to isolate programs (" + "; ".join(problems) + ")",
+                    "code execution",
+                    "Run on a system with user namespaces or Landlock (Linux 5.13), or as root in a virtual machine. "
+                    "In a throw-away machine without secrets, code_isolation=best runs programs with what there is.",
+                )
+            failures, problem = _tested(sandbox := cls(isolation, filtered, readable))
             problems.append(f"{isolation}: {problem or 'does not prevent ' + ', '.join(failures)}")
-        if policy == "required":
-            raise BraidError(
-                "this system offers no way to isolate programs (" + "; ".join(problems) + ")",
-                "code execution",
-                "Run on a system with user namespaces or Landlock (Linux 5.13), or as root in a virtual machine. In a "
-                "throw-away machine without secrets, code_isolation=best runs programs with what there is.",
-            )
-        for filtered in (True, False):
-            failures, problem = _tested(sandbox := cls("none", filtered, readable))
             if problem is None:
                 usable.append(replace(sandbox, failures=tuple(failures)))
-                break
+                if isolation == "none" or not failures:
+                    break
         if not usable:
             raise BraidError(f"programs cannot be run on this system ({problem})", "code execution")
         return min(usable, key=lambda sandbox: len(sandbox.failures))
@@ -169,23 +158,18 @@ class Sandbox:
 
     def run(self, program: Program) -> Outcome:
         """Run one program; returns when all of its processes and files are gone."""
-        needs_folder = self.isolation != "namespaces"
-        with scratch_folder() if needs_folder else contextlib.nullcontext() as scratch:
+        with contextlib.nullcontext() if self.isolation == "namespaces" else scratch_folder() as scratch:
             job = {
                 "isolation": self.isolation,
                 "filter": self.filter,
                 "readable": self.readable,
-                "user": next(_USERS),
+                "user": USERS[next(_program_numbers) % len(USERS)],
                 "scratch": scratch,
                 "files": program.files,
                 "disk": program.disk,
                 "steps": [asdict(step.limits) | asdict(step) for step in program.steps],
             }
-            timeout = sum(step.limits.wall for step in program.steps) + ADDED_SECONDS
-            report = _launch(job, timeout)
-        if report["broken"]:
-            raise BraidError(f"the sandbox broke down: {report['broken']}", "code execution")
-        steps = report["steps"]
+            steps = _launch(job, sum(step.limits.wall for step in program.steps) + ADDED_SECONDS)
         reason = _reason(steps[-1], program.steps[len(steps) - 1].limits, program.disk)
         return Outcome(reason, steps[-1]["out"], steps[-1]["err"], len(steps))
 
@@ -211,16 +195,11 @@ _STATEMENTS = {
 
 
 def _tested(sandbox: Sandbox) -> tuple[list[str], str | None]:
-    """What a program can do in this sandbox that it must not, and why the sandbox cannot be used at all."""
+    """What a program that tries everything can do in this sandbox, and why the sandbox cannot be used at all."""
     if sandbox.filter and kernel.MACHINE not in kernel.SUPPORTED:
         return [], f"its system calls on {kernel.MACHINE} are not known"
     if sandbox.isolation == "landlock" and kernel.landlock_version() == 0:
         return [], "the kernel has none"
-    return _run_probe(sandbox)
-
-
-def _run_probe(sandbox: Sandbox) -> tuple[list[str], str | None]:
-    """What a program that tries everything can do in this sandbox, and why the sandbox cannot be used at all."""
     with tempfile.TemporaryDirectory(prefix="braid-") as folder:
         os.chmod(folder, 0o755)
         canary = Path(folder) / "canary"
@@ -252,12 +231,11 @@ def python() -> str:
 
 def _readable(toolchains: Iterable[str]) -> list[str]:
     """The system, Python, and the folders of the toolchains that lie elsewhere; none of them inside another."""
-    candidates = [*SYSTEM, *(path for pattern in SYSTEM_PATTERNS for path in sorted(glob.glob(pattern)))]
-    candidates += [os.path.realpath(sys.base_prefix), *(os.path.realpath(path) for path in toolchains)]
+    candidates = [*SYSTEM, *sorted(glob.glob("/etc/java-*"))]
+    candidates += map(os.path.realpath, (sys.base_prefix, *toolchains))
     readable: list[str] = []
-    for path in candidates:
-        inside = any(path == other or path.startswith(other.rstrip("/") + "/") for other in readable)
-        if os.path.lexists(path) and not inside:
+    for path in filter(os.path.lexists, candidates):
+        if not any(path == other or path.startswith(other.rstrip("/") + "/") for other in readable):
             readable.append(path)
     return readable
 
@@ -271,34 +249,37 @@ def _a_file_at_home(readable: Sequence[str]) -> str | None:
     return None
 
 
-def _launch(job: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """Run a launcher; it and all of its descendants are gone when this returns."""
+def _launch(job: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
+    """Run a launcher; it and all of its descendants are gone when this returns the reports of the steps."""
     source = Path(__file__).parents[3]
     start = "import sys; sys.path.insert(0, sys.argv[1]); from braidlm.evals.sandbox.launcher import main; main()"
+    command, pipe = [python(), "-I", "-S", "-B", "-c", start, str(source)], subprocess.PIPE
     launcher = subprocess.Popen(
-        [python(), "-I", "-S", "-B", "-c", start, str(source)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
         encoding="utf-8",
+        errors="replace",
         env={},
         start_new_session=True,
     )
     try:
         out, err = launcher.communicate(json.dumps(job), timeout)
+        report = json.loads(out)
+    except ValueError:
+        last = err.strip().splitlines()[-1:] or [f"its launcher ended with {launcher.returncode}"]
+        report = {"broken": last[0]}
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(launcher.pid, signal.SIGKILL)
         launcher.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            return {"broken": f"it did not end within {timeout:g} seconds", "steps": []}
-        raise
-    try:
-        return json.loads(out)
-    except ValueError:
-        last = err.strip().splitlines()[-1:] or [f"its launcher ended with {launcher.returncode}"]
-        return {"broken": last[0], "steps": []}
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        report = {"broken": f"it did not end within {timeout:g} seconds"}
+    if report["broken"]:
+        raise BraidError(f"the sandbox broke down: {report['broken']}", "code execution")
+    return report["steps"]
 
 
 def _error_line(text: str) -> str:
@@ -311,15 +292,15 @@ def _error_line(text: str) -> str:
 
 def _reason(step: dict[str, Any], limits: Limits, disk: int) -> str:
     """Why a step failed, in one line."""
-    stopped = {
-        "wall": f"took longer than {limits.wall:g} seconds",
-        "memory": f"used more than {limits.memory // MEGABYTE:,} MB of memory",
-        "disk": f"wrote more than {disk // MEGABYTE:,} MB of files",
-        "entries": f"made more than {MAX_ENTRIES:,} files or {MAX_FOLDERS:,} folders, or nested them too deeply",
-        "output": f"printed more than {limits.output:,} bytes",
-    }
     if step["stopped"]:
-        return stopped[step["stopped"]]
+        reasons = {
+            "wall": f"took longer than {limits.wall:g} seconds",
+            "memory": f"used more than {limits.memory // MEGABYTE:,} MB of memory",
+            "disk": f"wrote more than {disk // MEGABYTE:,} MB of files",
+            "entries": f"made more than {MAX_ENTRIES:,} files or {MAX_FOLDERS:,} folders, or nested them too deeply",
+            "output": f"printed more than {limits.output:,} bytes",
+        }
+        return reasons[step["stopped"]]
     code, cpu = step["code"], step["cpu"] or 0
     tested = step["program"]
     if tested and tested["code"] < 0 and (tested["code"] != -signal.SIGKILL or _used_up(tested["cpu"], limits)):

@@ -6,7 +6,6 @@ import struct
 import pytest
 
 from braidlm.evals.sandbox import kernel
-from braidlm.evals.sandbox.call_filter import build
 
 ALLOW, KILL = "allow", "kill"
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -17,7 +16,7 @@ SIGCHLD = 17
 
 def verdict(machine: str, number: int, *arguments: int, may_fork: bool = False, arch: int | None = None) -> str:
     """What the filter says of a call: the instructions of classic BPF that it uses, and no others."""
-    code = build(machine, may_fork, PID)
+    code = kernel.filter_code(machine, may_fork, PID)
     assert len(code) % 8 == 0
     program = [struct.unpack("=HBBI", code[at : at + 8]) for at in range(0, len(code), 8)]
     padded = [*arguments, *[0] * (6 - len(arguments))]
