@@ -15,7 +15,7 @@ _HOMES = {
     "prune_curve": "braidlm.studies.pruning.curve",
     "routes": "braidlm.inspection.routes",
     "generate": "braidlm.serving.generate",
-    "compare": "braidlm.studies.variants.compare",
+    "compare": "braidlm.studies.compare",
     "convert": "braidlm.opening.convert",
     "show": "braidlm.studies.show",
     "load": "braidlm.opening.open",

@@ -22,7 +22,7 @@ def model(name: str, kind: Role, stories: float, maths: float, **changes: Any) -
         "words": 3000,
         "seconds": 10.0,
         "wall_seconds": 12.0,
-        "curve": [Point(1000, 600, {d: 2 * b for d, b in bits.items()}), Point(5000, 3000, bits)],
+        "curve": [Point(1000, 600, 1.0, {d: 2 * b for d, b in bits.items()}), Point(5000, 3000, 0.5, bits)],
     }
     return ModelResult(name=name, kind=kind, bits=bits, **(facts | changes))
 

@@ -15,8 +15,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage
 from braidlm.model.config.strict import encode
 from braidlm.studies import running
-from braidlm.studies.decoding import decode_study
-from braidlm.studies.models import TrainedModel
+from braidlm.studies.decoding import TrainedModel, decode_study
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study

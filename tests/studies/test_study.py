@@ -22,8 +22,9 @@ from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names
 from braidlm.studies.decoding import decode_study, load_study
+from braidlm.studies.measure import _has_routes
 from braidlm.studies.report import study
-from braidlm.studies.results import StudyResults, _has_routes, over_seeds
+from braidlm.studies.results import StudyResults, over_seeds
 from braidlm.studies.running import is_trained_from, run_study
 from braidlm.studies.show import show
 from braidlm.studies.tables import inactive_paths, quality, training_time

@@ -13,8 +13,7 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.model.config.strict import encode
-from braidlm.studies.decoding import decode_study
-from braidlm.studies.models import study_models
+from braidlm.studies.decoding import decode_study, study_models
 from braidlm.studies.plan import study_facts
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults

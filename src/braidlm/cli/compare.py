@@ -42,18 +42,17 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _gather(args: argparse.Namespace, folders: list[str]) -> None:
-    from braidlm.studies.variants.run_table import PAGE, gather_runs, show_runs
+    from braidlm.studies.gather import PAGE, gather_runs, show_runs
 
     runs = gather_runs(folders, args.out)
-    console.show_json({"runs": [run.facts() for run in runs]})
+    console.show_json({"runs": [run.run_facts() for run in runs]})
     show_runs(runs)
     console.show(f"{args.out}/{PAGE}")
 
 
 def _compare(args: argparse.Namespace, recipes: list[str], overrides: list[str]) -> None:
     from braidlm.core.report.text import show_report
-    from braidlm.studies.variants.compare import compare
-    from braidlm.studies.variants.comparison import PAGE, comparison_table
+    from braidlm.studies.compare import PAGE, compare, comparison_table
 
     comparison = compare(recipes, overrides, out=args.out, device=args.device, fresh=args.fresh)
     console.show_json(comparison.facts())

@@ -68,11 +68,11 @@ def _study(data: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> None:
-    from braidlm.studies.variants.sweep import show_sweep, sweep, swept
+    from braidlm.studies.sweep import show_sweep, sweep, swept
 
     runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
     show_sweep(runs)
-    console.show_json({"runs": [record.facts() for record in swept(runs)]})
+    console.show_json({"runs": [record.run_facts() for record in swept(runs)]})
     failed = [run.label for run in runs if run.failed]
     if failed:
         raise BraidError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")

@@ -1,5 +1,6 @@
 """Errors that a user can cause. The class is in `model`, because a model folder must work without braidlm."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,9 +30,12 @@ def errors_at(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def collecting(problems: list[str]) -> Iterator[None]:
-    """Add an error in the block to `problems` and go on, so that one error can report all of them."""
+def collecting(problems: list[str], label: str = "") -> Iterator[None]:
+    """Add an error in the block to `problems` and go on, so that one error can report all of them.
+
+    The label comes before each problem of the error; indented lines belong to the problem above them.
+    """
     try:
         yield
     except BraidError as error:
-        problems.append(error.what)
+        problems.append(re.sub(r"^(?! )", lambda _: label, error.what, flags=re.MULTILINE))

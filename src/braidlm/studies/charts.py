@@ -89,9 +89,9 @@ def series_chart(results: StudyResults, domain: str) -> Lines | None:
     lines: dict[str, list[tuple[float, float]]] = {}
     for name in results.names("variant"):
         series, models = results.study.steps[name].series, results.of(name)
-        if series is not None:
-            size = models[0].parameters / results.base_of(models[0]).parameters
-            lines.setdefault(series, []).append((100 * size, over_seeds([m.bits[domain] for m in models]).mean))
+        own, base = models[0].parameters, results.base_of(models[0]).parameters
+        if series is not None and own and base:
+            lines.setdefault(series, []).append((100 * own / base, over_seeds([m.bits[domain] for m in models]).mean))
     if not lines:
         return None
     ordered = {series: sorted(points) for series, points in lines.items()}

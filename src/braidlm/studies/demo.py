@@ -16,7 +16,8 @@ from braidlm.evals.scoring.ngrams import fit_ngrams
 from braidlm.serving.generate import Continuation, generate
 from braidlm.studies.decoding import load_study
 from braidlm.studies.demo_page import PROBLEM, PRONOUNS, DemoFacts, demo_report
-from braidlm.studies.results import ROUTES, Bits, StudyResults, measure, study_routes
+from braidlm.studies.measure import ROUTES, measure, study_routes
+from braidlm.studies.results import Bits, StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Study
 from braidlm.studies.tables import inactive_paths, quality, training_time

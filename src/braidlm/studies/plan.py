@@ -13,8 +13,7 @@ from braidlm.data.loading.chunking import chunkings
 from braidlm.data.packing.packed_data import Manifest, PackedData, is_packed
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.model.config.strict import encode
-from braidlm.studies.decoding import decode_study
-from braidlm.studies.models import errors_of, study_models
+from braidlm.studies.decoding import decode_study, errors_of, study_models
 from braidlm.studies.steps import DistilStep, EditStep
 from braidlm.studies.study import Study
 from braidlm.training.monitoring.speed import (

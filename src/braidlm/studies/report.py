@@ -20,7 +20,8 @@ from braidlm.studies.charts import (
     trade_chart,
 )
 from braidlm.studies.decoding import load_study
-from braidlm.studies.results import ROUTES, StudyResults, measure, study_routes
+from braidlm.studies.measure import ROUTES, measure, study_routes
+from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Study
 from braidlm.studies.tables import tables

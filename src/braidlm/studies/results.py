@@ -1,88 +1,225 @@
-"""The results of a study: bits per byte per domain, cost, time and routes of every model."""
+"""What is known of a model: the one record of studies, comparisons, sweeps and the table of any runs."""
 
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any, NamedTuple, get_args
+from statistics import mean, median, stdev
+from typing import Any, NamedTuple
 
-from braidlm.core import console
-from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import model_cost
-from braidlm.core.models.folders import load_model
-from braidlm.core.models.runs import read_metrics, training_seconds
-from braidlm.data.loading.halves import Half
-from braidlm.data.loading.open_data import OpenData, open_data
-from braidlm.data.loading.validation import ValidationSet, validation_windows
-from braidlm.evals.evaluate import evaluate
-from braidlm.inspection.layers import find_layers
-from braidlm.inspection.results import RoutingReport
-from braidlm.inspection.routes import routes
-from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.switches import use_paths
-from braidlm.opening.names import find_model, title_of
-from braidlm.studies.models import TrainedModel
+from braidlm.core.models.runs import RECIPE, read_history, read_metrics
+from braidlm.core.reading import given_path, read_json, read_yaml
+from braidlm.opening.names import StrPath, find_model, title_of
 from braidlm.studies.study import Role, Study
-from braidlm.training.monitoring.reporter import score_text
-from braidlm.training.trainable import TrainableBraid
+from braidlm.training.run_folder import budget_of, completed
 
-ROUTES = "routes"
-"""The folder of the routing report in the folder of a study."""
+FAILURES = "failures"
+"""The folder, in that of a sweep, of the runs that failed: they may have no folder of their own."""
+STUDY_FACTS = (
+    *("name", "kind", "seed", "folder", "run_folder", "parameters", "active_parameters", "flops_per_token", "tokens"),
+    *("words", "seconds", "wall_seconds", "bits", "curve", "silenced", "trainable", "tasks", "babylm", "halves"),
+)
+"""What the results of a study have of each model."""
+RUN_FACTS = (
+    *("seed", "parameters", "flops_per_token", "steps", "tokens", "words", "bits_per_byte", "best_bits_per_byte"),
+    *("best_step", "best_words", "half", "training_seconds", "wall_seconds", "hardware", "started", "state"),
+)
+"""The columns of the CSV file of runs, after those that differ."""
 Bits = dict[str, float]
 """Bits per byte, by domain."""
-Texts = dict[str, ValidationSet]
-"""Held-out text, by domain."""
 
 
 class Point(NamedTuple):
-    """One validation during a training."""
+    """A training loss in nats per token, or a validation in bits per byte, at one point of a training."""
 
     tokens: int
     words: int
+    value: float
     bits: Bits
+    """A validation's bits per byte of each domain."""
+    seconds: float = 0.0
+    """Seconds of training alone, without validation and saving."""
+    step: int = 0
 
     def seen(self, unit: str) -> int:
         """How far the training had come, in words or tokens."""
         return self.words if unit == "words" else self.tokens
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ModelResult:
-    """One model of a study with one seed."""
+    """One model: what it costs, how it was trained and what it reaches. What is not known is None."""
 
     name: str
-    kind: Role
-    seed: int
     folder: Path
-    """Its model folder."""
-    run_folder: Path | None
+    """Its model folder, or its run, which opens as the newest checkpoint."""
+    kind: Role = "variant"
+    """What it is in the tables of a study."""
+    seed: int | None = None
+    run_folder: Path | None = None
     """None for a model that was only edited, or given."""
-    parameters: int
-    active_parameters: int
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """The resolved recipe of its run."""
+    parameters: int | None = None
+    active_parameters: int | None = None
     """The parameters that take part in computing one token."""
-    flops_per_token: int
-    tokens: int
+    flops_per_token: int | None = None
+    """The cost of a forward pass."""
+    trainable: int | None = None
+    """How many parameters were trained."""
+    steps: int = 0
+    tokens: int = 0
     """Seen in training; for a composed model, after it was composed, for a variant, after its edits, for an average by
     all members together."""
-    words: int
+    words: int = 0
     """The words of these tokens."""
-    seconds: float
+    tokens_per_second: float | None = None
+    """The median of the training's records; the first, in which it warms up, does not count where there are others."""
+    memory: int | None = None
+    """The peak of the bytes that the training took."""
+    seconds: float = 0.0
     """Seconds of training alone, without validation, samples and saving; for an average, of its members together."""
-    wall_seconds: float
-    """Seconds of the whole run up to its last validation, everything included; 0 where its records do not say."""
-    bits: Bits
-    curve: list[Point]
+    wall_seconds: float = 0.0
+    """Seconds of the whole run up to its last record, everything included; 0 where its records do not say."""
+    losses: list[Point] = field(default_factory=list)
+    curve: list[Point] = field(default_factory=list)
     """Every validation."""
+    bits: Bits = field(default_factory=dict)
+    """Bits per byte of held-out text: of the last validation, or in a study measured again in float32."""
+    halves: dict[str, Bits] = field(default_factory=dict)
+    """Bits per byte on both halves of the held-out text, where `validation.half` of a study names one of them."""
     silenced: dict[str, Bits] = field(default_factory=dict)
     """The bits per byte of a composed model when one path is inactive, by that path."""
-    trainable: int | None = None
-    """How many parameters were trained; None without a training."""
     tasks: dict[str, float] = field(default_factory=dict)
-    """Scores on the study's tasks."""
+    """Scores on a study's tasks."""
     babylm: dict[str, float] = field(default_factory=dict)
     """Where BabyLM's tasks are among them, scores by the columns of the MoEP paper's Table 1."""
-    halves: dict[str, Bits] = field(default_factory=dict)
-    """Bits per byte on both halves of the held-out text, where `validation.half` names one of them."""
+    hardware: str | None = None
+    """Every machine that the run was trained on."""
+    started: str | None = None
+    """The time of its first step, in UTC."""
+    state: str = "done"
+    """`done`, `unfinished` (it runs, or was stopped), or `failed: ` and the first line of the error."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.state == "done"
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The result of the last validation, over all held-out text."""
+        return self.curve[-1].value if self.curve else None
+
+    @property
+    def best(self) -> Point | None:
+        """The best validation."""
+        return min(self.curve, key=lambda point: point.value, default=None)
+
+    @property
+    def half(self) -> str | None:
+        """The half of the held-out text that is scored; None where all text is."""
+        half: str | None = self.recipe.get("validation", {}).get("half")
+        return half
+
+    def facts(self, keys: Sequence[str] = STUDY_FACTS) -> dict[str, Any]:
+        """Plain data."""
+        values = {key: getattr(self, key) for key in keys}
+        values |= {key: str(value) for key, value in values.items() if isinstance(value, Path)}
+        return values | ({"curve": [[p.tokens, p.words, p.bits] for p in self.curve]} if "curve" in keys else {})
+
+    def run_facts(self) -> dict[str, Any]:
+        """Plain data of its run, as the table of runs has them."""
+        best = self.best
+        own = {
+            "best_bits_per_byte": best and best.value,
+            "best_step": best and best.step,
+            "best_words": best and best.words,
+            "training_seconds": self.seconds,
+        }
+        known = {key: own[key] if key in own else getattr(self, key) for key in RUN_FACTS}
+        return {"name": self.name, "folder": str(self.folder), "recipe": self.recipe, **known}
+
+
+def read_run(name: str, folder: Path, recipe: dict[str, Any] | None = None, error: str | None = None) -> ModelResult:
+    """What a run folder tells, also of a run that is not finished or that ended with an `error`."""
+    recipe = completed(read_yaml(folder / RECIPE)) if recipe is None else recipe
+    records, history = read_metrics(folder), read_history(folder)
+    starts = [record for record in history if record["kind"] == "start"]
+    about, steps = starts[-1] if starts else {}, [record for record in records if record["kind"] == "train"]
+    last, speeds = steps[-1] if steps else {}, [record["tokens_per_second"] for record in steps]
+    if error is None and history and history[-1]["kind"] == "failure":
+        error = history[-1]["error"]
+    losses = list(_losses(steps))
+    curve = [_validation(record, losses) for record in records if record["kind"] == "validation"]
+    machines = [f"{r['processes']} x {r['device']}" if r["processes"] > 1 else r["device"] for r in starts]
+    budget = budget_of(recipe)
+    is_finished = last and budget and last["step" if budget.unit == "steps" else budget.unit] >= budget.count
+    return ModelResult(
+        name=name,
+        folder=folder,
+        seed=recipe.get("seed"),
+        run_folder=folder,
+        recipe=recipe,
+        parameters=about.get("parameters"),
+        flops_per_token=about.get("flops_per_token"),
+        steps=last.get("step", 0),
+        tokens=last.get("tokens", 0),
+        words=last.get("words", 0),
+        tokens_per_second=median(speeds[1:] or speeds) if speeds else None,
+        seconds=losses[-1].seconds if losses else 0.0,
+        wall_seconds=sum(record.get("seconds", 0.0) for record in records),
+        losses=losses,
+        curve=curve,
+        bits=curve[-1].bits if curve else {},
+        hardware=", then ".join(dict.fromkeys(machines)) or None,
+        started=starts[0]["time"] if starts else None,
+        state=f"failed: {error}" if error is not None else "done" if is_finished else "unfinished",
+    )
+
+
+def _losses(steps: list[dict[str, Any]]) -> Iterator[Point]:
+    """The loss at each record of the training; the time comes from its tokens and their rate."""
+    seconds = 0.0
+    for before, now in pairwise([{"tokens": 0}, *steps]):
+        seconds += (now["tokens"] - before["tokens"]) / now["tokens_per_second"]
+        yield Point(now["tokens"], now.get("words", 0), now["loss"], {}, seconds, now["step"])
+
+
+def _validation(record: dict[str, Any], losses: list[Point]) -> Point:
+    """A validation, at the time of the training's record nearest to it."""
+    nearest = min(losses, key=lambda point: abs(point.tokens - record["tokens"]), default=None)
+    bits = {domain: score["bits_per_byte"] for domain, score in record.get("sets", {}).items()}
+    seconds = 0.0 if nearest is None else nearest.seconds
+    return Point(record["tokens"], record.get("words", 0), record["bits_per_byte"], bits, seconds, record["step"])
+
+
+def has_runs(folder: Path) -> bool:
+    """Whether there is any run in a folder, or one that failed before it had a folder."""
+    return any(folder.rglob(RECIPE)) or any(folder.rglob(f"{FAILURES}/*.json"))
+
+
+def read_runs(folders: Sequence[StrPath]) -> list[ModelResult]:
+    """The runs of these folders, in the order in which they were started: each folder is a run, or has runs in it.
+
+    The name of a run is its folder, without what all runs have in common.
+    """
+    recipes: dict[Path, dict[str, Any]] = {}
+    errors: dict[Path, str] = {}
+    for given in folders:
+        folder = given_path(given)
+        if not has_runs(folder):
+            raise BraidError("there is no run in it", str(given), "Name the folders of runs, sweeps or studies.")
+        for path in sorted(folder.rglob(RECIPE)):  # in a run's own folder there may be a sweep
+            recipes[path.parent] = completed(read_yaml(path))
+        for file in sorted(folder.rglob(f"{FAILURES}/*.json")):
+            facts, run = read_json(file), file.parent.parent / file.stem
+            recipes.setdefault(run, facts["recipe"])
+            errors[run] = facts["error"]
+    root = os.path.commonpath([folder.absolute().parent for folder in recipes])
+    runs = [read_run(os.path.relpath(one, root), one, recipe, errors.get(one)) for one, recipe in recipes.items()]
+    return sorted(runs, key=lambda run: (run.started is None, run.started or "", run.name))
 
 
 @dataclass
@@ -114,7 +251,7 @@ class StudyResults:
         return {
             "study": self.study.name,
             "seeds": self.study.seeds,
-            "models": [vars(m) | {"folder": str(m.folder), "run_folder": _written(m.run_folder)} for m in self.models],
+            "models": [model.facts() for model in self.models],
         }
 
     def before(self, model: ModelResult) -> list[ModelResult]:
@@ -153,103 +290,3 @@ class Spread:
 def over_seeds(values: list[float]) -> Spread:
     """Mean and sample deviation."""
     return Spread(mean(values), stdev(values) if len(values) > 1 else None)
-
-
-def measure(study: Study, models: list[TrainedModel], device: str | None = None) -> StudyResults:
-    """Score every model on the held-out documents of every domain, in float32."""
-    device = choose_device(device or "auto")
-    texts = _texts(study, study.validation.half)
-    halves = {} if study.validation.half is None else {half: _texts(study, half) for half in get_args(Half)}
-    results = StudyResults(study, [_measured(model, texts, halves, device) for model in models])
-    if study.tasks is not None:
-        folders = {f"{model.name}, seed {model.seed}": model.folder for model in results.models}
-        tasks = study.tasks
-        evaluation = evaluate(
-            folders, tasks.names, data=tasks.data, settings=tasks.settings, out=study.folder / "tasks", device=device
-        )
-        for scored, model in zip(evaluation.models, results.models, strict=True):
-            model.tasks = {name: result.score for name, result in scored.tasks.items()}
-            model.babylm = evaluation.averages.get(scored.name, {}).get("columns", {})
-    return results
-
-
-def _texts(study: Study, half: Half | None) -> Texts:
-    with console.silence():  # all of it is prepared
-        streams = open_data(study.data_config, half).validation
-    return {stream.name: validation_windows(stream, study.data.length, study.validation.tokens) for stream in streams}
-
-
-def _measured(trained: TrainedModel, texts: Texts, halves: dict[str, Texts], device: str) -> ModelResult:
-    model = load_model(trained.model, device)
-    cost = model_cost(model)
-    run = trained.run
-    records = [] if run is None else read_metrics(run.folder)
-    runs = [one.run for one in (trained.parts if trained.kind == "average" else [trained]) if one.run is not None]
-    trainings = [read_metrics(one.folder) for one in runs]
-    silenced = {}
-    if trained.kind == "composed":
-        names = [part.name for part in trained.parts]
-        for inactive in names:
-            use_paths(model, [name for name in names if name != inactive])
-            silenced[inactive] = _scores(model, texts)
-        use_paths(model, None)
-    return ModelResult(
-        name=trained.name,
-        kind=trained.kind,
-        seed=trained.seed,
-        folder=trained.model,
-        run_folder=None if run is None else run.folder,
-        parameters=cost.parameters,
-        active_parameters=cost.active_parameters,
-        flops_per_token=cost.flops_per_token,
-        tokens=sum(one.progress.tokens for one in runs),
-        words=sum(one.progress.words for one in runs),
-        seconds=sum(map(training_seconds, trainings)),
-        wall_seconds=sum(record.get("seconds", 0.0) for each in trainings for record in each),
-        bits=_scores(model, texts),
-        curve=[Point(r["tokens"], r["words"], _record_bits(r)) for r in records if r["kind"] == "validation"],
-        silenced=silenced,
-        trainable=None if run is None else run.trainable,
-        halves={half: _scores(model, each) for half, each in halves.items()},
-    )
-
-
-def _written(folder: Path | None) -> str | None:
-    return None if folder is None else str(folder)
-
-
-def _scores(model: BraidForCausalLM, texts: Texts) -> Bits:
-    return {domain: score_text(TrainableBraid(model), text).bits_per_byte for domain, text in texts.items()}
-
-
-def _record_bits(record: dict[str, Any]) -> Bits:
-    return {domain: score["bits_per_byte"] for domain, score in record["sets"].items()}
-
-
-def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int = 20_000) -> RoutingReport | None:
-    """The routing report of the first seed's models, also as a page in `out`; None if none has paths or experts."""
-    seed, folders = results.study.seeds[0], {}
-    path_of: dict[str, str] = {}
-    for model in results.models:
-        if model.seed == seed and model.kind != "path" and _has_routes(model.folder):
-            own = results.study.path_of_domains(model.name) if model.kind != "given" else {}
-            if own is not None and all(path_of.get(domain, path) == path for domain, path in own.items()):
-                folders[model.name] = model.folder
-                path_of |= own
-    if not folders:
-        return None
-    held_out_data = {stream.name: str(stream.data.folder) for stream in data.validation}
-    specs = [results.study.domains[name] for name in held_out_data]
-    shares = {spec.holdout for spec in specs if not spec.has_validation}
-    held_out = shares.pop() if len(shares) == 1 else None
-    return routes(
-        folders, data=held_out_data, domains=path_of, tokens=tokens, held_out=held_out, out=out, back="../report.html"
-    )
-
-
-def _has_routes(folder: Path) -> bool:
-    """Whether a model has a layer in which it can be read who goes where."""
-    try:
-        return bool(find_layers(load_model(folder)))
-    except BraidError:
-        return False

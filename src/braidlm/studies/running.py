@@ -11,26 +11,40 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from braidlm.core import console
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, collecting
+from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.integrity import model_hash
+from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.runs import is_run, newest_checkpoint
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.streams import Subset
+from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode, encode
 from braidlm.opening.names import find_model, title_of
 from braidlm.opening.open import open_model
-from braidlm.studies.models import TrainedModel, check_study, errors_of
+from braidlm.studies.decoding import TrainedModel, check_study, errors_of, is_study
 from braidlm.studies.steps import AverageStep, ComposeStep, DistilStep, EditStep, NamedEdit, decode_edit
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount
 from braidlm.training.features.distill.teachers import TEACHER
+from braidlm.training.recipe import decode_recipe
+from braidlm.training.run_folder import check_folder
 from braidlm.training.train import Run, train
+
+
+def check_one_process(what: str, todo: str) -> None:
+    """Refuse to run several trainings as one of several processes."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise BraidError(what, todo=todo)
 
 
 def run_study(
@@ -40,10 +54,8 @@ def run_study(
 
     `data` is the study's data where it is open already; otherwise it is prepared and opened.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise BraidError(
-            "a study runs in one process", todo="Its runs can be trained on several GPUs one by one, each a recipe."
-        )
+    todo = "Its runs can be trained on several GPUs one by one, each a recipe."
+    check_one_process("a study runs in one process", todo)
     check_study(study, device)
     opened = open_data(study.data_config, study.validation.half) if data is None else data
     return list(_Runner(study, opened, device, fresh).models())
@@ -160,10 +172,7 @@ class _Runner:
             **begin,
         }
         console.say(f"\n{name}, seed {seed}: {amount}")
-        run = train(recipe, device=self.device, fresh=fresh)
-        if run.stopped_by is not None:  # the user stopped it, and it has saved; the study stops too
-            raise run.stopped_by
-        return run
+        return train_to_end(recipe, self.device, fresh)
 
     def _teachers(self, step: DistilStep, teacher: TrainedModel) -> list[Path]:
         """The models that teach a student. At temperature 1 the members of an average of equal shares teach what the
@@ -194,6 +203,34 @@ class _Runner:
         epoch = Amount(sum(map(len, streams)), "tokens") if words is None else Amount(words * len(streams), "words")
         amount = Amount(max(1, round(epochs * epoch.count)), epoch.unit)
         return amount, f"{epochs:g} x {console.count(epoch.count)} {epoch.unit}"
+
+
+def train_to_end(recipe: dict[str, Any], device: str | None, fresh: bool) -> Run:
+    """Train; where the user stopped the run, which has saved, the study stops too."""
+    run = train(recipe, device=device, fresh=fresh)
+    if run.stopped_by is not None:
+        raise run.stopped_by
+    return run
+
+
+def check_variants(variants: Mapping[str, dict[str, Any]], fresh: bool, todo: str, device: str | None = None) -> None:
+    """Find, before the first variant of a study of one step begins, what would stop any of them.
+
+    Variants are resolved recipes with folders of their own; memory is checked where the `device` is known.
+    """
+    problems: list[str] = []
+    for name, recipe in variants.items():
+        if is_study(recipe):  # whose runs check their folders
+            continue
+        with collecting(problems, f"{name}: "):
+            check_folder(Path(recipe["out"]), recipe, fresh)
+        loaded = decode_recipe(recipe)
+        if device is not None and loaded.architecture is not None and loaded.recipe.start_from is None:
+            with collecting(problems, f"{name}: "):
+                config = BraidConfig(loaded.architecture, loaded.vocab_size or DEFAULT_VOCAB_SIZE)
+                check_training_fits(skeleton(config), torch.device(device))
+    if problems:
+        raise BraidError("\n".join(problems), todo=f"Nothing was started. {todo}")
 
 
 def is_made_of(folder: Path, sources: Sequence[Path], options: Mapping[str, Any] | None = None) -> bool:

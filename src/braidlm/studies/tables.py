@@ -1,15 +1,57 @@
 """The tables of a study, as rows of text: for the terminal, for Markdown and CSV files, and for the page."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
+from typing import Any
 
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
-from braidlm.core.report.report import Table
+from braidlm.core.report.report import Report, Table
 from braidlm.evals.babylm.averages import column_mean, published_rows
 from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
 from braidlm.studies.steps import EditStep
 from braidlm.studies.study import Role
+
+
+def duration(seconds: float) -> str:
+    """With a decimal where it is short."""
+    return f"{seconds:.1f}s" if seconds < 60 else rough_duration(seconds)
+
+
+def memory_text(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "seed": ("seed", str),
+    "parameters": ("parameters", "{:,}".format),
+    "active": ("active_parameters", "{:,}".format),
+    "FLOPs per token": ("flops_per_token", lambda flops: count(float(flops))),
+    "words": ("words", count),
+    "tokens/s": ("tokens_per_second", "{:,.0f}".format),
+    "memory": ("memory", memory_text),
+    "bits per byte": ("bits_per_byte", "{:.4f}".format),
+    "best": ("best_bits_per_byte", "{:.4f}".format),
+    "best at step": ("best_step", "{:,}".format),
+    "training": ("seconds", duration),
+    "wall clock": ("wall_seconds", duration),
+    "hardware": ("hardware", str),
+    "state": ("state", str),
+}
+"""The columns of tables of runs: the fact that each shows, and how."""
+
+
+def cells(facts: Mapping[str, Any], columns: Sequence[str]) -> list[str | None]:
+    """What people read of the facts of a run in these columns; None for what is not known."""
+    known = [(facts[key], form) for key, form in (COLUMNS[column] for column in columns)]
+    return [None if value is None else form(value) for value, form in known]
+
+
+def add_recipes(report: Report, recipes: Mapping[str, dict[str, Any]]) -> None:
+    """Every recipe in full, below its name."""
+    for name, recipe in recipes.items():
+        report.code(json.dumps(recipe, indent=2, ensure_ascii=False), summary=f"The recipe of {name}")
 
 
 def tables(results: StudyResults) -> list[Table]:
@@ -44,7 +86,7 @@ def summary(results: StudyResults) -> Table:
         wall = mean(sum(one.wall_seconds for one in each) for each in trainings)
         words = [sum(m.words for m in each) for each in (results.before(first), [first]) if each]
         bits = [[m.halves[half] for m in models] for half in halves] or [[m.bits for m in models]]
-        sizes = [f"{first.parameters:,}", count(float(first.flops_per_token)), " + ".join(map(count, words))]
+        sizes = [f"{first.parameters:,}", *cells(vars(first), ["FLOPs per token"]), " + ".join(map(count, words))]
         rows.append(
             [
                 *(name, kind_label(first.kind), str(len(models)), *sizes),
@@ -212,18 +254,13 @@ def inactive_paths(results: StudyResults) -> Table:
     return _table("silent-paths", title, ["model", "inactive", *results.domains], rows)
 
 
-def _table(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table:
     return Table(columns, rows, name=f"tables/{name}", title=title, keep=1)
 
 
 def kind_label(kind: Role) -> str:
     """A kind of model in the words of tables."""
     return "from scratch" if kind == "whole" else kind
-
-
-def duration(seconds: float) -> str:
-    """With a decimal where it is short."""
-    return f"{seconds:.1f}s" if seconds < 60 else rough_duration(seconds)
 
 
 def _change(value: float) -> str:

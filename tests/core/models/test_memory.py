@@ -12,6 +12,7 @@ from braidlm.core.models import memory
 from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.core.models.memory import (
+    PeakMemory,
     check_training_fits,
     explained_out_of_memory,
     free_memory,
@@ -96,3 +97,16 @@ def test_running_out_of_memory_is_told(error: Exception) -> None:
 def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="shapes"), explained_out_of_memory("for a step", "Less."):
         raise RuntimeError("shapes differ")
+
+
+def test_peak_memory_is_that_of_the_block() -> None:
+    size = 64 << 20
+    with PeakMemory(torch.device("cpu")) as large:
+        torch.ones(size // 4).sum()
+    with PeakMemory(torch.device("cpu")) as small:
+        torch.ones(10).sum()
+    if large.bytes is None:
+        pytest.skip("this system does not tell the peak of a process")
+    assert 0.9 * size < large.bytes < 2 * size
+    assert small.bytes is not None
+    assert small.bytes < 0.5 * size

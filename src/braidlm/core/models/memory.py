@@ -1,9 +1,12 @@
-"""Whether a model fits into memory, known before any of it is allocated."""
+"""Whether a model fits into memory, known before any of it is allocated; and how much a training took."""
 
 import contextlib
+import ctypes
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import nn
@@ -12,6 +15,9 @@ from braidlm.core.errors import BraidError
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+"""What Linux takes for: the peak is what is in memory now."""
 SMALLER = "Make the model smaller, or use a machine with more memory."
 
 
@@ -125,3 +131,41 @@ def _size(amount: int) -> str:
     if amount < 1e8:
         return f"{amount / 1e6:.3g} MB"
     return f"{amount / 1e9:,.0f} GB" if amount >= 1e11 else f"{amount / 1e9:.3g} GB"
+
+
+class PeakMemory:
+    """How many bytes more were in memory, at most, than before the block."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.bytes: int | None = None
+        """None where the system does not tell."""
+        self._before: int | None = None
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+        else:
+            with contextlib.suppress(OSError, AttributeError):
+                # What the work before left in the allocator would hide what this one takes.
+                ctypes.CDLL(None).malloc_trim(0)
+            with contextlib.suppress(OSError):
+                CLEAR.write_text(RESET_PEAK)
+                self._before = _status_bytes("VmRSS")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._before is not None:
+            cuda = self.device.type == "cuda"
+            peak = torch.cuda.max_memory_allocated(self.device) if cuda else _status_bytes("VmHWM")
+            self.bytes = None if peak is None else max(0, peak - self._before)
+
+
+def _status_bytes(key: str) -> int | None:
+    """A size of this process in bytes."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = STATUS.read_text().splitlines()
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
+    return None

@@ -3,14 +3,15 @@
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.studies.variants.run_record import RunRecord, read_runs
-from braidlm.studies.variants.run_table import gather_runs, run_table
+from braidlm.studies.gather import gather_runs, run_table
+from braidlm.studies.results import read_runs
 from braidlm.training.train import train
 from tests.training.tiny_runs import records, tiny_recipe
 
@@ -31,10 +32,10 @@ def test_a_run(runs: Path) -> None:
     scores = {record["step"]: record["bits_per_byte"] for record in records(runs / "a", "validation")}
     assert (run.name, run.seed, run.state, run.steps) == ("a", 3, "done", 4)
     assert run.bits_per_byte == scores[4]
-    assert run.best_step == min(scores, key=scores.__getitem__)
-    assert run.best_bits_per_byte == min(scores.values())
+    assert run.best.step == min(scores, key=scores.__getitem__)
+    assert run.best.value == min(scores.values())
     assert run.words == records(runs / "a", "train")[-1]["words"]
-    assert run.wall_seconds > run.training_seconds > 0
+    assert run.wall_seconds > run.seconds > 0
     assert run.hardware is not None
     assert "cores" in run.hardware
     assert run.parameters is not None
@@ -49,7 +50,7 @@ def test_the_best_may_not_be_the_last(runs: Path) -> None:
             line["bits_per_byte"] = float(line["step"])
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run,) = read_runs([runs / "a"])
-    assert (run.bits_per_byte, run.best_bits_per_byte, run.best_step) == (4.0, 2.0, 2)
+    assert (run.bits_per_byte, run.best.value, run.best.step) == (4.0, 2.0, 2)
 
 
 def test_the_files(runs: Path, tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_the_files(runs: Path, tmp_path: Path) -> None:
 
 def test_half(runs: Path) -> None:
     gathered = read_runs([runs])
-    halved = [RunRecord(**vars(run) | {"half": "choose"}) for run in gathered]
+    halved = [replace(run, recipe=run.recipe | {"validation": {"half": "choose"}}) for run in gathered]
     assert "bits per byte, choose half" in run_table(halved).columns
     assert "bits per byte" in run_table([gathered[0], halved[1]]).columns
 

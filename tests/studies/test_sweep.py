@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from braidlm.core import hydra_changes
 from braidlm.core.errors import BraidError
-from braidlm.studies.variants.sweep import plan_sweep, show_sweep, sweep
+from braidlm.studies.sweep import plan_sweep, show_sweep, sweep
 from braidlm.training.loop import Trainer
-from braidlm.training.train import train
+from braidlm.training.train import Run, train
 from tests.training.tiny_runs import records, tiny_recipe, weight_bytes, written
 
 
@@ -126,7 +127,7 @@ def test_one_that_never_began_is_in_the_table_until_it_does(
         return train(content, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("braidlm.studies.variants.sweep.train", refuse)
+        patch.setattr("braidlm.studies.running.train", refuse)
         assert [run.failed for run in sweep(str(recipe), ["seed=1,2,3"])] == [False, True, False]
     rows = {row["run"]: row for row in table_of(tmp_path / "run, 'odd'")}
     assert {name: row["state"] for name, row in rows.items()} == {
@@ -190,11 +191,22 @@ def test_not_under_torchrun(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_recipe_cannot_let_hydra_run_something(recipe: Path, tmp_path: Path) -> None:
-    """Hydra calls what its callbacks name; a defaults list can place them where no file has the key `hydra`."""
+    """Hydra runs what its callbacks and launchers name; it composes nothing of a recipe and its folder for them."""
     ran = tmp_path / "ran"
-    (tmp_path / "callbacks.yaml").write_text(f"mine: {{_target_: os.mkdir, path: '{ran}'}}\n")
+    runs = f"_target_: os.mkdir, path: '{ran}'"
+    (tmp_path / "callbacks.yaml").write_text(f"mine: {{{runs}}}\n")
+    (tmp_path / "hydra" / "launcher").mkdir(parents=True)
+    (tmp_path / "hydra" / "launcher" / "basic.yaml").write_text(f"# @package hydra.launcher\n{{{runs}}}\n")
     hostile = tmp_path / "hostile.yaml"
     hostile.write_text(f"defaults: [{recipe.stem}, callbacks@hydra.callbacks]\n")
-    with pytest.raises(BraidError, match=r"hostile\.yaml: this recipe configures Hydra"):
-        sweep(str(hostile), ["seed=1,2"])
+    assert not [run for run in sweep(str(hostile), ["seed=1,2"]) if run.failed]
     assert not ran.exists()
+
+
+def test_a_recipe_is_composed_once_for_each_combination(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[str] = []
+    monkeypatch.setattr("braidlm.studies.running.train", lambda content, **options: Run(Path(), Path(), None, True))  # type: ignore[arg-type]
+    compose = hydra_changes.compose_quickly
+    monkeypatch.setattr(hydra_changes, "compose_quickly", lambda name, own: composed.append(name) or compose(name, own))  # type: ignore[func-returns-value]
+    sweep(str(recipe), ["seed=1,2,3"])
+    assert composed == [recipe.stem] * 3

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 import braidlm
@@ -19,8 +18,7 @@ from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError
 from braidlm.core.report.report import cell_text
 from braidlm.opening.names import find_sources
-from braidlm.studies.variants.compare import PeakMemory, check_same_batches, compare
-from braidlm.studies.variants.comparison import Comparison, comparison_table
+from braidlm.studies.compare import Comparison, check_same_batches, compare, comparison_table
 from braidlm.training.loop import Trainer
 from braidlm.training.step.step import Stepper
 
@@ -100,12 +98,11 @@ def test_what_is_measured(compared: tuple[Comparison, Any]) -> None:
         assert model.tokens_per_second is not None
         assert model.tokens_per_second > 0
         assert len(model.losses) == 4
-        assert [point.tokens for point in model.validations] == [256, 512]
-        assert model.bits_per_byte == model.validations[-1].value
+        assert [point.tokens for point in model.curve] == [256, 512]
+        assert model.bits_per_byte == model.curve[-1].value
         assert set(model.bits) == {"stories", "maths"}
         assert [p.seconds for p in model.losses] == sorted(p.seconds for p in model.losses)
         assert model.seconds == model.losses[-1].seconds
-        assert model.training_flops(10) == 30 * model.flops_per_token
 
 
 def test_the_first_record_is_a_warm_up(compared: tuple[Comparison, Any]) -> None:
@@ -272,16 +269,3 @@ def test_differences_of_trees() -> None:
     assert differences(trees) == {"x": {"a": 1, "b": 1.0}, "y.z": {"a": [1, 2], "b": [1]}}
     deep = {"a": {"l": [{"k": 1}, 2]}, "b": {"l": [{"k": 3}, 2], "m": {"n": 1}}}
     assert differences(deep) == {"l[0].k": {"a": 1, "b": 3}, "m": {"a": None, "b": {"n": 1}}}
-
-
-def test_peak_memory_is_that_of_the_block() -> None:
-    size = 64 << 20
-    with PeakMemory(torch.device("cpu")) as large:
-        torch.ones(size // 4).sum()
-    with PeakMemory(torch.device("cpu")) as small:
-        torch.ones(10).sum()
-    if large.bytes is None:
-        pytest.skip("this system does not tell the peak of a process")
-    assert 0.9 * size < large.bytes < 2 * size
-    assert small.bytes is not None
-    assert small.bytes < 0.5 * size

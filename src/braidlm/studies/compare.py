@@ -1,0 +1,298 @@
+"""`braid compare`: a study of one step, a training, with several recipes as its variants on identical batches."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from braidlm.core import console
+from braidlm.core.devices import choose_device, device_name
+from braidlm.core.differences import Differences, as_yaml, differences, shown
+from braidlm.core.errors import BraidError, check_folder_name, collecting
+from braidlm.core.files import write_json
+from braidlm.core.models.accounting import model_cost, skeleton
+from braidlm.core.models.memory import PeakMemory
+from braidlm.core.models.runs import read_metrics
+from braidlm.core.reading import read_json
+from braidlm.core.recipes import compose_recipe
+from braidlm.core.report.charts import Lines, Points
+from braidlm.core.report.html import notebook
+from braidlm.core.report.report import Report, Table
+from braidlm.core.report.write import check_drawing, write
+from braidlm.data.loading.open_data import open_data
+from braidlm.model.config.strict import encode
+from braidlm.opening.names import StrPath
+from braidlm.opening.open import open_model
+from braidlm.studies.decoding import is_study
+from braidlm.studies.results import ModelResult, Point, read_run
+from braidlm.studies.running import check_one_process, check_variants, train_to_end
+from braidlm.studies.tables import add_recipes, cells
+from braidlm.training.monitoring.speed import TRAINING_FLOPS
+from braidlm.training.recipe import LoadedRecipe, Recipe, decode_recipe
+from braidlm.training.run_folder import identity
+from braidlm.training.start_from import data_of
+from braidlm.training.train import Run
+
+OUT = "runs/compare"
+MEMORY = "memory.json"
+"""In the folder of the runs: the peak of each run's memory, which only the process that trained it knows."""
+PAGE, TABLE, RESULTS = "compare", "compare", "results"
+"""The names of the files."""
+COSTS = ("parameters", "active", "FLOPs per token", "tokens/s", "memory", "training")
+FACTS = (
+    *("name", "parameters", "active_parameters", "flops_per_token", "tokens", "tokens_per_second", "memory", "seconds"),
+    "bits_per_byte",
+)
+"""The columns of the CSV file before those of the data sets."""
+MAX_DIFFERENCES = 60
+"""Rows of the table of what differs; models of different shapes differ in more, and the page has both in full."""
+
+
+@dataclass
+class Comparison:
+    """Models that were trained on the same batches."""
+
+    folder: Path
+    models: list[ModelResult]
+    settings: dict[str, Any]
+    """What they have in common, in words."""
+    differences: Differences
+    """By the key of a recipe, the value of each model."""
+
+    @property
+    def data_sets(self) -> list[str]:
+        return list(self.models[0].bits)
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data, as `results.json` holds it."""
+        models = []
+        for model in self.models:
+            points = {"losses": model.losses, "validations": model.curve}
+            curves = {name: [[p.tokens, p.seconds, p.value] for p in each] for name, each in points.items()}
+            models.append(model.facts(("folder", "run_folder", *FACTS, "bits")) | curves)
+        return {"format": 1, **self.settings, "models": models, "differences": self.differences}
+
+    def _repr_html_(self) -> str:
+        return notebook(comparison_table(self))
+
+
+def compare(
+    recipes: Sequence[str | dict[str, Any]],
+    overrides: list[str] | None = None,
+    out: StrPath = OUT,
+    device: str | None = None,
+    fresh: bool = False,
+) -> Comparison:
+    """Train recipes (names, files, or their contents) on the same batches and write one table and a page into `out`.
+
+    `overrides` are for all of them. The same call again goes on where it was stopped, or writes the page of what is
+    there; `fresh` starts over.
+    """
+    check_one_process("a comparison runs in one process", "Train its recipes one by one, then `braid eval`.")
+    check_drawing()
+    loaded = _load(recipes, overrides)
+    check_same_batches(loaded)
+    first, device = next(iter(loaded.values())).recipe, choose_device(device or "auto")
+    runs_folder = Path(out) / f"seed-{first.seed}"
+    contents = {name: one.as_dict() | {"name": name, "out": str(runs_folder / name)} for name, one in loaded.items()}
+    check_variants(contents, fresh, "--out DIR chooses another folder, --fresh starts anew.", device)
+    open_data(data_of(first), first.validation.half)  # preparing it is no part of a run
+    if device == "cpu" and (fresh or not contents.keys() <= _peaks(runs_folder).keys()):
+        _warm_up(contents[next(iter(contents))], device)  # on a GPU torch counts its tensors and nothing else
+    runs = {name: _train(name, content, device, fresh) for name, content in contents.items()}
+    peaks, models = _peaks(runs_folder), []
+    for name, run in runs.items():
+        cost = model_cost(skeleton(open_model(run.model, "braid").config), first.data.length)
+        models.append(replace(read_run(name, run.folder), folder=run.model, memory=peaks.get(name), **vars(cost)))
+    settings = {
+        "data": ", ".join(first.data.sets),
+        "budget": str(first.training.budget),
+        "sequences per step": first.training.batch * first.training.accumulation,
+        "length": first.data.length,
+        "seed": first.seed,
+        "device": f"{device_name(torch.device(device))}, torch {torch.__version__}",
+    }
+    kept = {name: identity(content, content) for name, content in contents.items()}
+    comparison = Comparison(Path(out), models, settings, differences(kept))
+    write(comparison_report(comparison, contents), out, PAGE)
+    return comparison
+
+
+def _load(recipes: Sequence[str | dict[str, Any]], overrides: list[str] | None) -> dict[str, LoadedRecipe]:
+    """The recipes by names that differ: their own, or else the names of their files."""
+    if len(recipes) < 2:
+        raise BraidError("a comparison needs at least two recipes", todo="`braid train` trains one.")
+    if any(override.startswith("out=") for override in overrides or []):
+        raise BraidError("each run has a folder of its own here", "out", "Name the folder of them all: --out DIR.")
+    problems: list[str] = []
+    loaded: list[LoadedRecipe] = []
+    labels = [f"recipe {at}" if isinstance(one, dict) else str(one) for at, one in enumerate(recipes, 1)]
+    for label, recipe in zip(labels, recipes, strict=True):
+        with collecting(problems, f"{label}: "):
+            loaded.append(_load_one(recipe, overrides))
+    if problems:
+        raise BraidError("\n".join(problems), todo="Nothing was started.")
+    names = [one.recipe.name for one in loaded]
+    if len(set(names)) < len(names):
+        names = [label.replace("/", "-").removesuffix(".yaml") for label in labels]
+    for name in names:
+        check_folder_name("name", name)
+        if names.count(name) > 1:
+            raise BraidError(f"two recipes are called '{name}'", todo="Give each a `name` of its own.")
+    return dict(zip(names, loaded, strict=True))
+
+
+def _load_one(recipe: str | dict[str, Any], overrides: list[str] | None) -> LoadedRecipe:
+    if isinstance(recipe, dict):
+        if overrides:
+            raise BraidError("overrides change a recipe that is named; change the content itself")
+        return decode_recipe(recipe)
+    data = compose_recipe(recipe, overrides)
+    if is_study(data):
+        raise BraidError("this is a study, which compares its own models: `braid train` runs it")
+    return decode_recipe(data, recipe)
+
+
+def check_same_batches(recipes: Mapping[str, LoadedRecipe]) -> None:
+    """Refuse recipes that would not be trained, step by step, on the same batches."""
+    # A batch is cut where a checkpoint by words or tokens is due; those by steps cut nothing.
+    cut = any(loaded.recipe.checkpoints.every.unit != "steps" for loaded in recipes.values())
+    different = differences({name: _what_makes_batches(loaded.recipe, cut) for name, loaded in recipes.items()})
+    if different:
+        lines = [f"{path}: {_listed(values)}" for path, values in different.items()]
+        raise BraidError(
+            "\n  ".join(["these recipes would not see the same batches:", *lines]),
+            todo="Nothing was started. An override is for all recipes, so that `KEY=VALUE` makes them equal.",
+        )
+
+
+def _what_makes_batches(recipe: Recipe, cut: bool) -> dict[str, Any]:
+    """The values of a recipe that decide on its batches; `cut` says whether checkpoints may."""
+    data = {key: value for key, value in encode(data_of(recipe)).items() if key != "cache"}
+    training = {key: encode(getattr(recipe.training, key)) for key in ("batch", "accumulation", "lengths", "budget")}
+    held_out = {"tokens": recipe.validation.tokens, "half": recipe.validation.half}
+    same = {"seed": recipe.seed, "data": data, "training": training, "validation": held_out}
+    return same | ({"checkpoints": {"every": encode(recipe.checkpoints.every)}} if cut else {})
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    """`16 in a and b, 8 in c`."""
+    named: dict[str, list[str]] = {}
+    for name, value in values.items():
+        # A phrase such as `1M words to 10M, then 10M` is in quotes, since commas part values too.
+        text = f"'{value}'" if isinstance(value, str) and ", " in value else as_yaml(value)
+        named.setdefault("nothing" if value is None else text, []).append(name)
+    return ", ".join(f"{value} in {' and '.join(names)}" for value, names in named.items())
+
+
+def _warm_up(content: dict[str, Any], device: str) -> None:
+    """Train one step elsewhere, so that the first run does not pay for what torch loads on demand."""
+    short = {
+        "training": content["training"] | {"budget": "1 steps"},
+        "samples": content["samples"] | {"prompts": []},
+        "validation": content["validation"] | {"tokens": 1},
+    }
+    with tempfile.TemporaryDirectory(prefix="braid-compare-") as scratch, console.silence():
+        train_to_end(content | short | {"out": scratch}, device, fresh=False)
+
+
+def _train(name: str, content: dict[str, Any], device: str, fresh: bool) -> Run:
+    """Train one recipe, or what is left of it, and keep the peak of its memory, also where it is stopped."""
+    run_folder = Path(content["out"])
+    before = 0 if fresh else len(read_metrics(run_folder, "train"))
+    console.say(f"\n{name}: {content['training']['budget']}")
+    memory = PeakMemory(torch.device(device))
+    try:
+        with memory:
+            return train_to_end(content, device, fresh)
+    finally:
+        if memory.bytes is not None and len(read_metrics(run_folder, "train")) > before:
+            peaks = _peaks(run_folder.parent)
+            earlier = peaks.get(name, 0) if before else 0
+            write_json(run_folder.parent / MEMORY, peaks | {name: max(memory.bytes, earlier)})
+
+
+def _peaks(folder: Path) -> dict[str, int]:
+    path = folder / MEMORY
+    return read_json(path) if path.is_file() else {}
+
+
+def comparison_report(comparison: Comparison, recipes: Mapping[str, dict[str, Any]]) -> Report:
+    """The table, the charts, in what the recipes differ, and the recipes in full."""
+    report = Report("Comparison", f"{len(comparison.models)} models, trained on the same batches")
+    report.data[RESULTS] = comparison.facts()
+    report.facts(comparison.settings).heading("Cost, speed and quality").table(comparison_table(comparison))
+    report.text(
+        "FLOPs are those of a forward pass. Tokens per second are the median of the training's records after the "
+        "first; memory is the most that a training took, weights and optimizer included. One seed each: small "
+        "differences in bits per byte may be chance."
+    )
+    _add_charts(report, comparison)
+    rows = [
+        [key, *(None if value is None else shown(value) for value in values.values())]
+        for key, values in comparison.differences.items()
+    ]
+    if rows:
+        columns = ["key", *(model.name for model in comparison.models)]
+        report.heading("In what the recipes differ").table(Table(columns, rows[:MAX_DIFFERENCES]))
+    if len(rows) > MAX_DIFFERENCES:
+        report.text(f"And {len(rows) - MAX_DIFFERENCES} more keys, in the recipes below.")
+    add_recipes(report, recipes)
+    return report.links({"The table as CSV": f"{TABLE}.csv", "Everything for programs": f"{RESULTS}.json"})
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """A row for each model; the change is against the first. The file has every digit."""
+    models, sets = comparison.models, comparison.data_sets if len(comparison.data_sets) > 1 else []
+    first, rows, facts = models[0].bits_per_byte, [], []
+    for model in models:
+        known, bits = model.facts(FACTS), model.bits_per_byte
+        change = None if bits is None or first is None or model is models[0] else 100 * (bits / first - 1)
+        of_sets = [f"{model.bits[name]:.4f}" for name in sets]
+        ends = *cells(known, ["bits per byte"]), None if change is None else f"{change:+.1f}%".replace("-", "−")
+        rows.append([model.name, *cells(known, COSTS), *of_sets, *ends])
+        facts.append([*known.values(), *model.bits.values()])
+    scores = {at: model.bits_per_byte for at, model in enumerate(models) if model.bits_per_byte is not None}
+    return Table(
+        ["model", *COSTS, *(f"bits per byte, {name}" for name in sets), "bits per byte", "change"],
+        rows,
+        name=TABLE,
+        best=min(scores, key=scores.__getitem__, default=None),
+        keep=1,
+        data=Table([*FACTS, *comparison.data_sets], facts),
+    )
+
+
+def _add_charts(report: Report, comparison: Comparison) -> None:
+    """The charts that have something to draw."""
+    losses = {model.name: model.losses for model in comparison.models if model.losses}
+    if losses:
+        loss = "training loss, nats per token"
+        by_tokens = _lines(losses, lambda _, point: point.tokens, "tokens seen", loss)
+        by_time = _lines(losses, lambda _, point: point.seconds, "seconds of training", loss)
+        report.chart(by_tokens, "The training loss for the same tokens.", "loss-tokens")
+        report.chart(by_time, "The same for the same time; validation and saving do not count.", "loss-time")
+    flops = {model.name: model.flops_per_token or 0 for model in comparison.models}
+    curves = {model.name: model.curve for model in comparison.models if model.curve}
+    if curves:
+        by_flops = _lines(
+            curves,
+            lambda name, point: TRAINING_FLOPS * flops[name] * point.tokens,
+            "FLOPs of the training so far",
+            "bits per byte, held-out text",
+        )
+        caption = "Held-out text during the training; a backward pass counts as two forward passes."
+        report.chart(by_flops, caption, "bits-flops")
+        ends = {name: (float(flops[name]), curve[-1].value) for name, curve in curves.items()}
+        caption = "What each model reaches at the end. Nearer to the lower left is better."
+        report.chart(Points(ends, "FLOPs per token", "bits per byte"), caption, "bits-cost")
+
+
+def _lines(points: Mapping[str, list[Point]], x: Callable[[str, Point], float], x_label: str, y_label: str) -> Lines:
+    series = {
+        name: ([x(name, point) for point in each], [point.value for point in each]) for name, each in points.items()
+    }
+    return Lines(series, x_label, y_label, log_y=True)

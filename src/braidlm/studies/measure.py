@@ -1,0 +1,118 @@
+"""Measuring the models of a study: bits per byte per domain, tasks, and the routes of tokens."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from braidlm.core import console
+from braidlm.core.devices import choose_device
+from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import model_cost
+from braidlm.core.models.folders import load_model
+from braidlm.data.loading.halves import Half
+from braidlm.data.loading.open_data import OpenData, open_data
+from braidlm.data.loading.validation import ValidationSet, validation_windows
+from braidlm.evals.evaluate import evaluate
+from braidlm.inspection.layers import find_layers
+from braidlm.inspection.results import RoutingReport
+from braidlm.inspection.routes import routes
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.switches import use_paths
+from braidlm.studies.decoding import TrainedModel
+from braidlm.studies.results import Bits, ModelResult, StudyResults, read_run
+from braidlm.studies.study import Study
+from braidlm.training.monitoring.reporter import score_text
+from braidlm.training.trainable import TrainableBraid
+
+ROUTES = "routes"
+"""The folder of the routing report in the folder of a study."""
+Texts = dict[str, ValidationSet]
+"""Held-out text, by domain."""
+
+
+def measure(study: Study, models: list[TrainedModel], device: str | None = None) -> StudyResults:
+    """Score every model on the held-out documents of every domain, in float32."""
+    device = choose_device(device or "auto")
+    texts = _texts(study, study.validation.half)
+    halves = {} if study.validation.half is None else {half: _texts(study, half) for half in get_args(Half)}
+    results = StudyResults(study, [_measured(model, texts, halves, device) for model in models])
+    if study.tasks is not None:
+        folders = {f"{model.name}, seed {model.seed}": model.folder for model in results.models}
+        tasks = study.tasks
+        evaluation = evaluate(
+            folders, tasks.names, data=tasks.data, settings=tasks.settings, out=study.folder / "tasks", device=device
+        )
+        for scored, model in zip(evaluation.models, results.models, strict=True):
+            model.tasks = {name: result.score for name, result in scored.tasks.items()}
+            model.babylm = evaluation.averages.get(scored.name, {}).get("columns", {})
+    return results
+
+
+def _texts(study: Study, half: Half | None) -> Texts:
+    with console.silence():  # all of it is prepared
+        streams = open_data(study.data_config, half).validation
+    return {stream.name: validation_windows(stream, study.data.length, study.validation.tokens) for stream in streams}
+
+
+def _measured(trained: TrainedModel, texts: Texts, halves: dict[str, Texts], device: str) -> ModelResult:
+    model = load_model(trained.model, device)
+    silenced = {}
+    if trained.kind == "composed":
+        names = [part.name for part in trained.parts]
+        for inactive in names:
+            use_paths(model, [name for name in names if name != inactive])
+            silenced[inactive] = _scores(model, texts)
+        use_paths(model, None)
+    if trained.run is None:
+        own = ModelResult(name=trained.name, folder=trained.model)
+    else:
+        own = replace(read_run(trained.name, trained.run.folder), trainable=trained.run.trainable)
+    members = [part.run for part in trained.parts if part.run is not None] if trained.kind == "average" else []
+    trainings = [read_run("", run.folder) for run in members] or [own]
+    return replace(
+        own,
+        kind=trained.kind,
+        seed=trained.seed,
+        folder=trained.model,
+        **vars(model_cost(model)),
+        tokens=sum(one.tokens for one in trainings),
+        words=sum(one.words for one in trainings),
+        seconds=sum(one.seconds for one in trainings),
+        wall_seconds=sum(one.wall_seconds for one in trainings),
+        bits=_scores(model, texts),
+        halves={half: _scores(model, each) for half, each in halves.items()},
+        silenced=silenced,
+    )
+
+
+def _scores(model: BraidForCausalLM, texts: Texts) -> Bits:
+    return {domain: score_text(TrainableBraid(model), text).bits_per_byte for domain, text in texts.items()}
+
+
+def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int = 20_000) -> RoutingReport | None:
+    """The routing report of the first seed's models, also as a page in `out`; None if none has paths or experts."""
+    seed, folders = results.study.seeds[0], {}
+    path_of: dict[str, str] = {}
+    for model in results.models:
+        if model.seed == seed and model.kind != "path" and _has_routes(model.folder):
+            own = results.study.path_of_domains(model.name) if model.kind != "given" else {}
+            if own is not None and all(path_of.get(domain, path) == path for domain, path in own.items()):
+                folders[model.name] = model.folder
+                path_of |= own
+    if not folders:
+        return None
+    held_out_data = {stream.name: str(stream.data.folder) for stream in data.validation}
+    specs = [results.study.domains[name] for name in held_out_data]
+    shares = {spec.holdout for spec in specs if not spec.has_validation}
+    held_out = shares.pop() if len(shares) == 1 else None
+    return routes(
+        folders, data=held_out_data, domains=path_of, tokens=tokens, held_out=held_out, out=out, back="../report.html"
+    )
+
+
+def _has_routes(folder: Path) -> bool:
+    """Whether a model has a layer in which it can be read who goes where."""
+    try:
+        return bool(find_layers(load_model(folder)))
+    except BraidError:
+        return False
