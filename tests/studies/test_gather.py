@@ -4,12 +4,14 @@ import csv
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.runs import read_metrics
 from braidlm.studies.gather import gather_runs, run_table
 from braidlm.studies.results import read_runs
 from braidlm.training.train import train
@@ -36,6 +38,9 @@ def test_a_run(runs: Path) -> None:
     assert run.best.value == min(scores.values())
     assert run.words == records(runs / "a", "train")[-1]["words"]
     assert run.wall_seconds > run.seconds > 0
+    steps = [{"tokens": 0}, *read_metrics(runs / "a", "train")]
+    took = [(now["tokens"] - before["tokens"]) / now["tokens_per_second"] for before, now in pairwise(steps)]
+    assert run.seconds == pytest.approx(sum(took))
     assert run.hardware is not None
     assert "cores" in run.hardware
     assert run.parameters is not None

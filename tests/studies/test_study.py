@@ -13,7 +13,6 @@ from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.core.models.licence import licence_of_folder
-from braidlm.core.models.runs import training_seconds
 from braidlm.data.loading.open_data import open_data
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.braid_config import BraidConfig
@@ -24,10 +23,10 @@ from braidlm.model.paths.switches import path_names
 from braidlm.studies.decoding import decode_study, load_study
 from braidlm.studies.measure import _has_routes
 from braidlm.studies.report import study
-from braidlm.studies.results import StudyResults, over_seeds
+from braidlm.studies.results import StudyResults
 from braidlm.studies.running import is_trained_from, run_study
 from braidlm.studies.show import show
-from braidlm.studies.tables import inactive_paths, quality, training_time
+from braidlm.studies.tables import inactive_paths, quality, spread, training_time
 from braidlm.training.train import train
 from tests.studies.toy_study import DENSE, PATH_MODEL, PATHS, WHOLE_MODEL, composed, path, toy_study
 
@@ -193,17 +192,10 @@ def test_files(toy_results: StudyResults) -> None:
         assert (folder / f"{domain}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_spread_and_time_by_hand() -> None:
-    assert over_seeds([1.0]).text() == "1.000"
-    spread = over_seeds([1.0, 3.0])
-    assert spread.mean == 2.0
-    assert spread.deviation == pytest.approx(math.sqrt(2))
-    records = [
-        {"kind": "train", "tokens": 100, "tokens_per_second": 10.0},
-        {"kind": "validation"},
-        {"kind": "train", "tokens": 300, "tokens_per_second": 100.0},
-    ]
-    assert training_seconds(records) == pytest.approx(12.0)
+def test_spread_by_hand() -> None:
+    assert spread([1.0]) == "1.000"
+    assert spread([1.0, 3.0]) == f"2.000 ± {math.sqrt(2):.3f}"
+    assert spread([-1.0, -3.0], 1, "+") == "−2.0 ± 1.4"
 
 
 def with_step(**step: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import median
 from typing import Any, NamedTuple
 
 from braidlm.core.errors import BraidError
@@ -272,21 +272,3 @@ class StudyResults:
         base = self.study.base_of(variant.name)
         name = base if base in self.study.steps else title_of(find_model(base))
         return next(m for m in self.models if m.name == name and m.seed == variant.seed)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A mean over seeds and its standard deviation."""
-
-    mean: float
-    deviation: float | None
-    """The deviation of the sample; None for one seed."""
-
-    def text(self, digits: int = 3) -> str:
-        spread = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
-        return f"{self.mean:.{digits}f}{spread}"
-
-
-def over_seeds(values: list[float]) -> Spread:
-    """Mean and sample deviation."""
-    return Spread(mean(values), stdev(values) if len(values) > 1 else None)

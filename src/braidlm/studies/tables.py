@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
 from braidlm.core.report.report import Report, Table
 from braidlm.evals.babylm.averages import column_mean, published_rows
-from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
+from braidlm.studies.results import ModelResult, StudyResults
 from braidlm.studies.steps import EditStep
 from braidlm.studies.study import Role
 
@@ -56,23 +56,20 @@ def add_recipes(report: Report, recipes: Mapping[str, dict[str, Any]]) -> None:
 
 def tables(results: StudyResults) -> list[Table]:
     """Every table that is not empty for this study."""
-    all_tables = [quality(results)] if results.names("path", "composed", "whole") else []
-    if results.names("variant"):
-        all_tables.insert(0, variants(results))
-    if results.names("average") or results.study.validation.half is not None:
-        all_tables.insert(0, summary(results))
-    if results.names("whole") and not results.names("path") and any(len(model.curve) > 1 for model in results.models):
-        all_tables.append(learning(results))
-    if results.study.tasks is not None:
-        all_tables.append(task_scores(results))
-    if any(model.babylm for model in results.models):
-        all_tables.append(babylm(results))
-    all_tables.append(cost(results))
-    if results.names("path"):
-        all_tables.append(training_time(results))
-    if results.names("composed"):
-        all_tables.append(inactive_paths(results))
-    return all_tables
+    paths, composed, scratch = (results.names(kind) for kind in ("path", "composed", "whole"))
+    learned = scratch and not paths and any(len(model.curve) > 1 for model in results.models)
+    shown: dict[Callable[[StudyResults], Table], Any] = {
+        summary: results.names("average") or results.study.validation.half is not None,
+        variants: results.names("variant"),
+        quality: paths or composed or scratch,
+        learning: learned,
+        task_scores: results.study.tasks is not None,
+        babylm: any(model.babylm for model in results.models),
+        cost: True,
+        training_time: paths,
+        inactive_paths: composed,
+    }
+    return [table(results) for table, is_shown in shown.items() if is_shown]
 
 
 def summary(results: StudyResults) -> Table:
@@ -86,35 +83,35 @@ def summary(results: StudyResults) -> Table:
         wall = mean(sum(one.wall_seconds for one in each) for each in trainings)
         words = [sum(m.words for m in each) for each in (results.before(first), [first]) if each]
         bits = [[m.halves[half] for m in models] for half in halves] or [[m.bits for m in models]]
-        sizes = [f"{first.parameters:,}", *cells(vars(first), ["FLOPs per token"]), " + ".join(map(count, words))]
         rows.append(
             [
-                *(name, kind_label(first.kind), str(len(models)), *sizes),
-                *(over_seeds([_mean_bits(each) for each in half]).text(digits=4) for half in bits),
-                *(over_seeds([m.tasks[task] for m in models]).text(digits=2) for task in tasks),
-                *(duration(took) if first.words else "–", duration(wall)),
+                *(name, kind_label(first.kind), str(len(models))),
+                *(*cells(vars(first), ["parameters", "FLOPs per token"]), " + ".join(map(count, words))),
+                *(spread([mean(each.values()) for each in half], digits=4) for half in bits),
+                *(spread([m.tasks[task] for m in models], digits=2) for task in tasks),
+                *(duration(took) if first.words else None, duration(wall)),
             ]
         )
     scores = [f"bits per byte, {half} half" for half in halves] or ["bits per byte"]
-    sizes = ["parameters", "FLOPs per token", "words"]
-    columns = ["model", "", "seeds", *sizes, *scores, *tasks, "training", "wall clock"]
+    costs = ["parameters", "FLOPs per token", "words"]
+    columns = ["model", "", "seeds", *costs, *scores, *tasks, "training", "wall clock"]
     return _table("models", "Every model: what it costs and what it reaches", columns, rows)
 
 
 def quality(results: StudyResults) -> Table:
     """How well each model predicts each domain."""
-    rows = []
+    rows, several = [], len(results.domains) > 1
     kinds: tuple[Role, ...] = ("path", "composed", "whole", "average", "distilled")
     for kind in kinds:
         for name in results.names(kind):
             models = results.of(name, kind)
-            scores = [over_seeds([m.bits[domain] for m in models]).text() for domain in results.domains]
-            if len(results.domains) > 1:
-                scores.append(over_seeds([_mean_bits(m.bits) for m in models]).text())
+            scores = _bits(results, models)
+            if several:
+                scores.append(spread([mean(m.bits.values()) for m in models]))
             tokens = [sum(m.tokens for m in each) for each in (results.before(models[0]), [models[0]]) if each]
-            seen = " + ".join(map(count, tokens))
-            rows.append([name, kind_label(kind), f"{models[0].parameters:,}", seen, *scores])
-    columns = ["model", "", "parameters", "tokens", *results.domains, *(["mean"] if len(results.domains) > 1 else [])]
+            size = f"{models[0].parameters:,}"
+            rows.append([name, kind_label(kind), size, " + ".join(map(count, tokens)), *scores])
+    columns = ["model", "", "parameters", "tokens", *results.domains, *(["mean"] if several else [])]
     half = results.study.validation.half
     text = "held-out text" if half is None else f"the {half} half of held-out text"
     return _table("bits-per-byte", f"Bits per byte on {text} (lower is better)", columns, rows)
@@ -126,30 +123,27 @@ def variants(results: StudyResults) -> Table:
     bases = list(dict.fromkeys(results.base_of(m).name for m in results.models if m.kind == "variant"))
     for name in [*bases, *results.names("variant")]:
         models = results.of(name)
-        first = models[0]
-        is_variant = first.kind == "variant"
-        cells = []
-        for domain in results.domains:
-            cells.append(over_seeds([m.bits[domain] for m in models]).text())
+        first, is_variant, scores = models[0], models[0].kind == "variant", []
+        for domain, bits in zip(results.domains, _bits(results, models), strict=True):
             changes = [m.bits[domain] - results.base_of(m).bits[domain] for m in models] if is_variant else []
-            cells.append(_spread_change(changes) if changes else "–")
-        trainable = f"{first.trainable:,}" if first.trainable else "–"
-        took = duration(_seconds(models)) if first.tokens else "–"
+            scores += [bits, spread(changes, sign="+") if changes else None]
+        trainable = f"{first.trainable:,}" if first.trainable else None
+        took = duration(mean(m.seconds for m in models)) if first.tokens else None
         how = _how(results, name) if is_variant else "base"
-        rows.append([name, how, f"{first.parameters:,}", trainable, *cells, took])
-    scores = [column for domain in results.domains for column in (domain, f"{domain}, change")]
-    columns = ["model", "made by", "parameters", "trainable", *scores, "training"]
+        rows.append([name, how, f"{first.parameters:,}", trainable, *scores, took])
+    domains = [column for domain in results.domains for column in (domain, f"{domain}, change")]
+    columns = ["model", "made by", "parameters", "trainable", *domains, "training"]
     return _table("variants", "Bits per byte of the variants, and the change against the base", columns, rows)
 
 
 def task_scores(results: StudyResults) -> Table:
     """Every model on the study's tasks."""
-    names = list(results.models[0].tasks)
+    tasks = list(results.models[0].tasks)
     rows = [
-        [name, *(over_seeds([m.tasks[task] for m in results.of(name)]).text(digits=2) for task in names)]
+        [name, *(spread([m.tasks[task] for m in results.of(name)], digits=2) for task in tasks)]
         for name in results.names()
     ]
-    return _table("tasks", "Scores on tasks", ["model", *names], rows)
+    return _table("tasks", "Scores on tasks", ["model", *tasks], rows)
 
 
 def babylm(results: StudyResults) -> Table:
@@ -160,7 +154,7 @@ def babylm(results: StudyResults) -> Table:
         models = results.of(name)
         scores = [[m.babylm[column] for m in models] for column in columns]
         means = [column_mean(m.babylm) for m in models]
-        rows.append([name, *(over_seeds(each).text(digits=2) for each in (*scores, means))])
+        rows.append([name, *(spread(each, digits=2) for each in (*scores, means))])
     for name, row in published_rows(columns).items():
         rows.append([f"{name}, published", *(f"{row[column]:.2f}" for column in columns), f"{column_mean(row):.2f}"])
     title = "BabyLM 2025 by the columns of Table 1 of the MoEP paper, whose rows are of the challenge's own corpus"
@@ -171,7 +165,7 @@ def _how(results: StudyResults, name: str) -> str:
     """`insert, german 4 : english 1`: a variant's edits and what it was trained on."""
     study = results.study
     step = study.steps[name]
-    words = [other for other in step.reads if other in study.steps and study.role(other) == "variant"]
+    words = [other for other in study.inputs(name) if study.role(other) == "variant"]
     if isinstance(step, EditStep):
         words += [edit if isinstance(edit, str) else next(iter(edit)) for edit in step.edit]
     domains = study.domains_of(name)
@@ -187,13 +181,11 @@ def learning(results: StudyResults) -> Table:
     rows: dict[str, dict[str, list[float]]] = {}
     points = [(point, model.name) for model in results.models if model.kind == "whole" for point in model.curve]
     for point, name in sorted(points, key=lambda pair: pair[0].seen(results.unit)):
-        rows.setdefault(count(point.seen(results.unit)), {}).setdefault(name, []).append(_mean_bits(point.bits))
+        seen = count(point.seen(results.unit))
+        rows.setdefault(seen, {}).setdefault(name, []).append(mean(point.bits.values()))
     names = results.names("whole")
-    cells = [
-        [seen, *(over_seeds(by_name[name]).text() if name in by_name else "–" for name in names)]
-        for seen, by_name in rows.items()
-    ]
-    return _table("learning", "Bits per byte during the training", [results.unit, *names], cells)
+    body = [[seen, *(spread(own[name]) if name in own else None for name in names)] for seen, own in rows.items()]
+    return _table("learning", "Bits per byte during the training", [results.unit, *names], body)
 
 
 def cost(results: StudyResults) -> Table:
@@ -203,39 +195,31 @@ def cost(results: StudyResults) -> Table:
     for kind in kinds:
         for name in results.names(kind):
             models = results.of(name, kind)
-            first, took = models[0], _seconds(models)
+            first, took = models[0], mean(m.seconds for m in models)
             walls = [m.wall_seconds for m in models]
             sizes = (first.parameters, first.active_parameters, first.flops_per_token)
-            speed = (
-                count(round(first.tokens / took)) if took and kind != "average" else "–"
-            )  # an average is not trained
-            wall = duration(sum(walls) / len(walls)) if all(walls) else "–"
-            rows.append([name, *(f"{size:,}" for size in sizes), speed, duration(took) if took else "–", wall])
+            speed = count(round(first.tokens / took)) if took and kind != "average" else None  # which is not trained
+            times = duration(took) if took else None, duration(mean(walls)) if all(walls) else None
+            rows.append([name, *(f"{size:,}" for size in sizes), speed, *times])
     columns = ["model", "parameters", "active", "FLOPs per token", "tokens/s", "training", "wall clock"]
     return _table("cost", "Size and speed", columns, rows)
 
 
 def training_time(results: StudyResults) -> Table:
     """PaPaformer's Table 4: with paths trained one after another, and in parallel."""
-    rows = []
+    study, rows = results.study, []
+    took = {name: mean(m.seconds for m in results.of(name)) for name in results.names()}
     for name in results.names("path"):
-        took = _seconds(results.of(name, "path"))
-        rows.append([name, duration(took), "–", duration(took)])
+        rows.append([name, duration(took[name]), None, duration(took[name])])
     for name in results.names("composed"):
-        composed = results.of(name, "composed")
-        second = _seconds(composed)
-        spent = {
-            part: _seconds(results.of(part)) for part in dict.fromkeys(m.name for m in results.before(composed[0]))
-        }
-        apart = " + ".join(map(duration, spent.values()))
-        rows.append([name, f"({apart})", duration(second), duration(sum(spent.values()) + second)])
-        study = results.study
+        before = list(dict.fromkeys(m.name for m in results.before(results.of(name)[0])))
+        apart, second = " + ".join(duration(took[part]) for part in before), took[name]
+        rows.append([name, f"({apart})", duration(second), duration(sum(took[part] for part in before) + second)])
         lines = [[*study.before(part), part] for part in study.steps[name].reads]
-        first = max(sum(spent[one] for one in line) for line in lines)
+        first = max(sum(took[one] for one in line) for line in lines)
         rows.append([f"{name}, paths in parallel", duration(first), duration(second), duration(first + second)])
     for name in results.names("whole"):
-        took = _seconds(results.of(name, "whole"))
-        rows.append([name, "–", duration(took), duration(took)])
+        rows.append([name, None, duration(took[name]), duration(took[name])])
     return _table("training-time", "Training time", ["model", "stage 1", "stage 2", "total"], rows)
 
 
@@ -244,18 +228,18 @@ def inactive_paths(results: StudyResults) -> Table:
     rows = []
     for name in results.names("composed"):
         models = results.of(name, "composed")
-        rows.append([name, "none", *(over_seeds([m.bits[d] for m in models]).text() for d in results.domains)])
+        rows.append([name, "none", *_bits(results, models)])
         for path in models[0].silenced:
-            costs = [
-                _change(over_seeds([m.silenced[path][d] - m.bits[d] for m in models]).mean) for d in results.domains
-            ]
-            rows.append([name, path, *costs])
+            costs = [mean(m.silenced[path][d] - m.bits[d] for m in models) for d in results.domains]
+            rows.append([name, path, *(spread([each], sign="+") for each in costs)])
     title = "Bits per byte with every path active, and the change when one is inactive"
     return _table("silent-paths", title, ["model", "inactive", *results.domains], rows)
 
 
 def _table(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table:
-    return Table(columns, rows, name=f"tables/{name}", title=title, keep=1)
+    """A table with its files; what there is not is a dash in them too."""
+    body = [["–" if cell is None else cell for cell in row] for row in rows]
+    return Table(columns, body, name=f"tables/{name}", title=title, keep=1)
 
 
 def kind_label(kind: Role) -> str:
@@ -263,18 +247,12 @@ def kind_label(kind: Role) -> str:
     return "from scratch" if kind == "whole" else kind
 
 
-def _change(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
+def spread(values: Sequence[float], digits: int = 3, sign: str = "") -> str:
+    """The mean over seeds, and where there are several the deviation of the sample; `+` is the sign of changes."""
+    text = f"{mean(values):{sign}.{digits}f}".replace("-", "−")
+    return text if len(values) == 1 else f"{text} ± {stdev(values):.{digits}f}"
 
 
-def _spread_change(changes: list[float]) -> str:
-    spread = over_seeds(changes)
-    return _change(spread.mean) + ("" if spread.deviation is None else f" ± {spread.deviation:.3f}")
-
-
-def _mean_bits(bits: Bits) -> float:
-    return sum(bits.values()) / len(bits)
-
-
-def _seconds(models: list[ModelResult]) -> float:
-    return sum(m.seconds for m in models) / len(models)
+def _bits(results: StudyResults, models: Sequence[ModelResult]) -> list[str | None]:
+    """The bits per byte of one model with several seeds, on each domain."""
+    return [spread([m.bits[domain] for m in models]) for domain in results.domains]

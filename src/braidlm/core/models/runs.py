@@ -10,7 +10,6 @@
 
 import contextlib
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +64,6 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 def last_records(run: Path | str) -> dict[str, dict[str, Any]]:
     """The last record of each kind in a run's metrics."""
     return {record["kind"]: record for record in read_metrics(run)}
-
-
-def training_seconds(records: list[dict[str, Any]]) -> float:
-    """How long the training itself took, by its own records of tokens and tokens per second."""
-    steps = [{"tokens": 0}, *(r for r in records if r["kind"] == "train")]
-    return sum((now["tokens"] - before["tokens"]) / now["tokens_per_second"] for before, now in pairwise(steps))
 
 
 def checkpoint_steps(folder: Path) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from braidlm.core.report.figure_style import COLOURS, INK
-from braidlm.studies.charts import (
+from braidlm.studies.report import (
     bar_limit,
     comparison_chart,
     curve_limits,
