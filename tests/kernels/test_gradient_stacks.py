@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 import torch
 
-from braidlm.kernels import planning
+from braidlm.kernels import lowered_parts
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.kernels.lowerings.feeds import first_linear
@@ -34,7 +34,7 @@ BLOCK: dict[str, Any] = {
 @pytest.fixture
 def two_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks of two banks."""
-    monkeypatch.setattr(planning, "GROUPED_ROWS", 2 * row_bound(BATCH * TIME, TOP_K, EXPERTS, TILE))
+    monkeypatch.setattr(lowered_parts, "GROUPED_ROWS", 2 * row_bound(BATCH * TIME, TOP_K, EXPERTS, TILE))
 
 
 def model_of(layers: int, device: str, experts: int = EXPERTS, **options: Any) -> Any:

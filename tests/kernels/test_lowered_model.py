@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from braidlm.kernels import planning
+from braidlm.kernels import lowered_parts
 from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.kernels.ops.dropout import DropoutUse
 from braidlm.kernels.ops.tuned_products import _products
@@ -361,10 +361,10 @@ def test_dropout_of_activations(name: str, device: str, monkeypatch: pytest.Monk
 
 def test_gradients_of_a_mixture_of_depths_in_several_stacks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every two layers, one of which has fewer rows, in place of all four."""
-    monkeypatch.setattr(planning, "ROWS", 2 * 18)
+    monkeypatch.setattr(lowered_parts, "ROWS", 2 * 18)
     model, ids = tiny_model(**ROUTED["depths"]).to(device).train(), random_ids(2, 9).to(device)
     layers = [layer for _, layer in LoweredModel(model).lowered.layers]
-    groups = [(rows, len(some)) for rows, some in planning.row_groups(layers, set(layers), 2, 9)]
+    groups = [(rows, len(some)) for rows, some in lowered_parts.row_groups(layers, set(layers), 2, 9)]
     assert groups == [(18, 2), (8, 1)] * 2
     weights, side = torch.randn(2, 9, model.model.width_out, device=device), side_stream(device)
     actual = results(model, LoweredModel(model, side).stream, ids, weights, torch.float32, side)

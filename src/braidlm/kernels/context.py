@@ -4,7 +4,7 @@ Rows of the batch are kept flat, [batch * time, width].
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ class PendingAdd:
 Stream = Tensor | UncombinedRows
 Sublayer = tuple[Tensor, PendingAdd, Routings]
 """The stream with what was pending, what a sublayer adds to it, and routings."""
+LayerOutput = tuple[Stream, PendingAdd | None, Routings]
+"""The stream after a layer, what the layer leaves for the next one to add, and routings."""
 NO_ADD = (None, None, None, 0.0, None)
 """The fields where nothing is pending."""
 
@@ -143,9 +145,3 @@ def add_pending(stream: Tensor, pending: PendingAdd | None) -> Tensor:
         return stream
     delta, bias, slot, dropout, seed = pending.fields
     return AddDelta.apply(stream, delta, bias, dropout, seed, slot)
-
-
-def with_dropout(pending: PendingAdd, block: Any, use: int, context: PassContext) -> PendingAdd:
-    """The addition of a block's first or second part (`use`) with the block's dropout."""
-    probability = block.drop.probability
-    return replace(pending, dropout=probability, seed=context.seed(block, probability, use))

@@ -4,21 +4,19 @@ This pass loops over lowerings and knows no part: each part that kernels serve r
 runs its own plain forward inside the same pass.
 """
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from braidlm.kernels.context import PassContext, PendingAdd, Stream, add_pending, combined
-from braidlm.kernels.lowered_parts import Lowered
-from braidlm.kernels.lowerings.lowering import lowering_of, seeded_kinds
-from braidlm.kernels.lowerings.norms import add_norm
-from braidlm.kernels.lowerings.positions import positions_of
-from braidlm.kernels.ops.linear import cast_all
-from braidlm.kernels.plain_layers import PlainForward
-from braidlm.kernels.planning import (
+from braidlm.kernels.context import LayerOutput, PassContext, PendingAdd, Stream, Sublayer, add_pending, combined
+from braidlm.kernels.lowered_parts import (
+    Lowered,
     column_sums,
     fold_all,
     gradient_slots,
@@ -26,11 +24,14 @@ from braidlm.kernels.planning import (
     read_parameters,
     row_groups,
     sublayers,
-    united,
 )
+from braidlm.kernels.lowerings.ends import positions_of
+from braidlm.kernels.lowerings.lowering import LOWERINGS, lowering_of
+from braidlm.kernels.lowerings.norms import add_norm
+from braidlm.kernels.ops.linear import cast_all
 from braidlm.kernels.routed.routing_measures import evaluate_means, routing_loss_on_side
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side, use_side_stream
-from braidlm.kernels.taught.soft_targets import SoftTargets, TaughtLosses
+from braidlm.kernels.taught.soft_targets import SoftTargets
 from braidlm.model.dropout import Dropout
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -69,20 +70,12 @@ class LoweredModel:
         return not self.lowered.refusals and all(is_served_now(layer) for _, layer in self.lowered.layers)
 
     def losses(
-        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None
-    ) -> tuple[Tensor, Tensor | None, Routings]:
-        """The loss of targets at the position predicting them, what routers add to it, and their routings."""
-        return self._losses(inputs, targets, count, None)
-
-    def taught_losses(
-        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None, soft: SoftTargets
-    ) -> tuple[TaughtLosses, Tensor | None, Routings]:
-        """The losses where the head, which kernels serve, learns soft targets beside the others."""
-        return self._losses(inputs, targets, count, soft)
-
-    def _losses(
-        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None, soft: SoftTargets | None
+        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None, soft: SoftTargets | None = None
     ) -> tuple[Any, Tensor | None, Routings]:
+        """The loss of targets at the position predicting them, what routers add to it, and their routings.
+
+        Where the head, which kernels then serve, learns soft targets beside the others, the loss is `TaughtLosses`.
+        """
         head, real, body = self.model.head, targets != IGNORED, self.body
         tied, late, lowering = None, [], lowering_of(self.model.head)
         if self.serves_head and self.side is not None:
@@ -147,7 +140,7 @@ class LoweredModel:
                     if waits and (index or not self._is_dense(layer)):
                         context.synchronize()  # the first block's own casts are ready: those of the others may wait
                         waits = False  # for later work on the side stream its readers wait
-                    run = stage.run if stage is not layer or layer in self.lowered.parts else _run
+                    run = stage.run if stage is not layer or layer in self.lowered.parts else operator.call
                     if getattr(stage, "gradient_checkpointing", False):
                         stream = combined(stream)  # a tensor, whose device's random state is kept for the second pass
                     stream, pending, chosen = run(self._layer, stream, pending, layer, context)
@@ -178,9 +171,7 @@ class LoweredModel:
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
         return body.positions.embed(body.embedding(ids), positions).to(dtype).flatten(0, 1)
 
-    def _layer(
-        self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext
-    ) -> tuple[Stream, PendingAdd | None, Routings]:
+    def _layer(self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext) -> LayerOutput:
         """The stream after a layer; what the layer added last is pending."""
         with use_side_stream(context.side):  # with activation checkpointing a thread of autograd's runs this again
             if layer in self.lowered.parts and is_served_now(layer):
@@ -202,10 +193,10 @@ class LoweredModel:
         groups = row_groups([layer for _, layer in self.lowered.layers], self.lowered.parts, batch, time)
         layers = [layer for _, some in groups for layer in some]
         checkpointing = any(getattr(stage, "gradient_checkpointing", False) for stage in body.stages)
-        stacks = side is not None and not checkpointing and self.stacks_gradients  # so that all deliver
+        delivers = side is not None and not checkpointing and self.stacks_gradients  # every layer, or none has a slot
+        stacked = groups if delivers else []
         blocks = [layer for layer in layers if sublayers(layer[0])]
         others = [layer for layer in layers if layer not in blocks[:1]]
-        stacked = groups if stacks else []
         casts = cast_all(read_parameters(blocks[:1]), dtype)
         with on_side(side):
             casts |= cast_all(read_parameters(others), dtype)
@@ -221,8 +212,8 @@ class LoweredModel:
             casts=casts,
             parts=self.lowered.parts,
             plain=self.plain,
-            slots=united(gradient_slots(some, rows, dtype) for rows, some in stacked),
-            sums=united(column_sums(some) for _, some in stacked),
+            slots=gradient_slots(stacked, dtype),
+            sums=column_sums(stacked),
             foldings=fold_all(layers, dtype),
             seeds=self._seeds(device),
             late_casts=partial(cast_all, late, dtype),
@@ -233,10 +224,75 @@ class LoweredModel:
         drops = [module for module in self.body.modules() if isinstance(module, Dropout)]
         if not any(drop.probability for drop in drops if drop.kind not in ("experts", "expert_outputs")):
             return {}
-        parts = [module for module in self.body.modules() if isinstance(module, seeded_kinds())]
+        kinds = tuple(kind for kind, lowering in LOWERINGS.items() if lowering.has_seeds)
+        parts = [module for module in self.body.modules() if isinstance(module, kinds)]
         seeds = torch.randint(2**31, (len(parts), USES_OF_DROPOUT, 1), device=device)
         return dict(zip(parts, seeds, strict=True))
 
 
-def _run(layer: Callable[..., Any], *arguments: Any) -> Any:
-    return layer(*arguments)
+class PlainForward:
+    """The forward of layers, attentions and feed-forward parts. A compiled one makes its own span of the pass."""
+
+    def __init__(self, body: Any, compiled: bool):
+        self.body, self.compiled = body, compiled
+        self.routers: dict[nn.Module, dict[str, Any]] = {}
+        """The routers of each part that is compiled, by their names inside it."""
+        self.forwards: dict[str, Callable[..., Any]] = {
+            "layer": self._layer,
+            "attention": self._attention,
+            "feed": self._feed,
+        }
+        if compiled:
+            self.forwards = {kind: torch.compile(forward, dynamic=False) for kind, forward in self.forwards.items()}
+
+    def layer(
+        self, stream: Tensor, pending: PendingAdd | None, layer: Any, context: PassContext
+    ) -> tuple[Tensor, None, Routings]:
+        """A whole layer."""
+        with context.autocast():
+            hidden, routings = self._run("layer", layer, context.unflattened(add_pending(stream, pending)))
+        return hidden.flatten(0, 1).to(context.dtype), None, routings
+
+    def sublayer(
+        self, kind: str, stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext
+    ) -> Sublayer:
+        """The `attention` or `feed` of a block with its norm."""
+        stream = add_pending(stream, pending)
+        with context.autocast():
+            delta, routings = self._run(kind, part, context.unflattened(stream), norm)
+        return stream, PendingAdd(delta.flatten(0, 1).to(stream.dtype)), routings
+
+    def _run(self, kind: str, part: nn.Module, *inputs: Any) -> tuple[Tensor, Routings]:
+        if not self.compiled:
+            return self.forwards[kind](part, *inputs)  # type: ignore[no-any-return]
+        if part not in self.routers:
+            self.routers[part] = {n: module for n, module in part.named_modules() if hasattr(module, "address")}
+        with _named_inside(self.routers[part]) as names:
+            hidden, routings = self.forwards[kind](part, *inputs)
+        return hidden, tuple(replace(routing, name=names.get(routing.name, routing.name)) for routing in routings)
+
+    def _layer(self, layer: Any, hidden: Tensor) -> tuple[Tensor, Routings]:
+        return layer(hidden, self.body.span(hidden))
+
+    def _attention(self, part: Any, hidden: Tensor, norm: Any) -> tuple[Tensor, Routings]:
+        return part(norm(hidden), self.body.span(hidden))
+
+    def _feed(self, part: Any, hidden: Tensor, norm: Any) -> tuple[Tensor, Routings]:
+        return part(norm(hidden))
+
+
+@contextmanager
+def _named_inside(routers: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Let routers have the names that they have inside a layer, which those of the other layers have too.
+
+    Routings carry names, and torch compiles a layer anew for every name, eight times at most. Yields the routers' own
+    names by those.
+    """
+    names = {name: router.address for name, router in routers.items()}
+    for name, router in routers.items():
+        router.address = name
+    try:
+        yield names
+    finally:
+        for name, router in routers.items():
+            router.address = names[name]

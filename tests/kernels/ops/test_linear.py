@@ -46,9 +46,9 @@ def test_folded_banks_equal_the_reference(
     ]
     leaves = [{name: x.clone().requires_grad_() for name, x in layer.items()} for layer in layers]
     exact = [{name: x.double().requires_grad_() for name, x in layer.items()} for layer in layers]
-    banks = {nn.Identity(): Bank(**{"bias": None, **layer}) for layer in leaves}
+    banks = {nn.Identity(): Bank(**{"bias": None, **layer}, concatenated=concatenated) for layer in leaves}
     actual, expected = [], []
-    for folded, layer in zip(fold(banks, concatenated, dtype).attach().values(), exact, strict=True):
+    for folded, layer in zip(fold(banks, dtype).attach().values(), exact, strict=True):
         weight, bias = plain_fold(Bank(**{"bias": None, **layer}))
         weight = weight.transpose(0, 1).flatten(1) if concatenated else weight
         assert_close(folded.cast, weight, TOLERANCES[dtype], "cast")

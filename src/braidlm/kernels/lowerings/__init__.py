@@ -1,1 +1,1 @@
-"""One file for each part that kernels serve."""
+"""One file for each family of parts that kernels serve."""

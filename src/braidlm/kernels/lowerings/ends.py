@@ -1,20 +1,75 @@
-"""The ends of a model: the embedding of tokens and the linear head."""
+"""The ends of a model: positions, the embedding that they are added to, and the linear head."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from braidlm.kernels.lowerings.lowering import Lowering, lowers
-from braidlm.kernels.lowerings.positions import positions_of, positions_refusal
+from braidlm.kernels.context import Rotation
+from braidlm.kernels.lowerings.lowering import Lowering, lowering_of, lowers, refusal
 from braidlm.kernels.ops.embedding import Embed
 from braidlm.kernels.ops.head_loss import HeadLoss
 from braidlm.kernels.side_stream import DeferredGradient
 from braidlm.kernels.taught.soft_head_loss import taught_head_loss
 from braidlm.kernels.taught.soft_targets import SoftTargets
+from braidlm.model.attention.positions import LearnedPositions, NoPositions, RotaryPositions
 from braidlm.model.heads.ends import LinearHead, TokenEmbedding
 from braidlm.model.heads.losses import IGNORED
+
+Rotations = tuple[dict[int, Rotation | None], bool]
+"""The rotation for each size of heads, and whether neighbouring channels are rotated together."""
+
+
+@lowers(NoPositions)
+class PositionsLowering(Lowering):
+    """Positions that attention takes no notice of."""
+
+    rotates: ClassVar[bool] = False
+    """Whether attention rotates its queries and keys."""
+
+    def table(self, positions: Any) -> Tensor | None:
+        """[position, width], added to the embedded tokens."""
+        return None
+
+    def rotations(self, positions: Any, head_dims: Iterable[int], time: int, device: torch.device) -> Rotations:
+        return dict.fromkeys(head_dims), False
+
+
+@lowers(LearnedPositions)
+class LearnedPositionsLowering(PositionsLowering):
+    def table(self, positions: LearnedPositions) -> Tensor:
+        return positions.weight
+
+
+@lowers(RotaryPositions)
+class RotaryPositionsLowering(PositionsLowering):
+    honours = {"theta", "pairs", "scaling"}
+    rotates = True
+
+    def rotations(self, positions: Any, head_dims: Iterable[int], time: int, device: torch.device) -> Rotations:
+        rotations: dict[int, Rotation | None] = {}
+        for dim in head_dims:
+            cos, sin = positions.tables(dim, torch.arange(time, device=device)[None])
+            rotations[dim] = (cos[0], sin[0], None)
+        return rotations, positions.config.pairs == "interleaved"
+
+
+def positions_of(body: Any) -> PositionsLowering:
+    """The lowering of a model's positions; parts that need positions without one are refused."""
+    return lowering_of(body.positions) or PositionsLowering()
+
+
+def positions_refusal(body: Any) -> str | None:
+    """Why kernels do not serve parts that read the model's positions."""
+    reason = refusal(body.positions, body)
+    return reason and f"positions: {reason}"
+
+
+def rotation_refusal(body: Any, reason: str) -> str | None:
+    """`reason`, where positions rotate queries and keys; or why kernels do not know the positions."""
+    return positions_refusal(body) or (reason if positions_of(body).rotates else None)
 
 
 @lowers(TokenEmbedding)

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.context import PassContext, PendingAdd, Stream, add_pending, combined
+from braidlm.kernels.context import LayerOutput, PassContext, PendingAdd, Stream, add_pending, combined
 from braidlm.kernels.lowerings.lowering import LayerLowering, Lowering, lowering_of, lowers, lowers_mixin, refusal
 from braidlm.kernels.optional_triton import HAS_TRITON, tl, triton
 from braidlm.kernels.replacing import replaces
 from braidlm.model.gates import GatedLayer, MatrixGate, ScalarGate, VectorGate
-from braidlm.model.routing.routing import Routings
 
 ELEMENTS, WARPS = 4096, 8
 """Elements of a program's block, and its warps."""
@@ -66,25 +65,23 @@ class AddScaled(torch.autograd.Function):
         return gradient, of_hidden, of_weight
 
 
+@lowers(MatrixGate)
 class GateLowering(Lowering):
-    """What a gate adds to the output of its layer, of rows [rows, width]."""
+    """What a gate adds to the output of its layer; a matrix is one product already."""
+
+    honours = {"bias", "rank"}
 
     def add(self, gate: Any, hidden: Tensor, output: Tensor) -> Tensor:
-        """The layer's `output` plus what the gate makes of the layer's input."""
+        """The layer's `output` [rows, width] plus what the gate makes of the layer's input."""
         return gate.add(hidden, output)  # type: ignore[no-any-return]
 
 
 @lowers(VectorGate, ScalarGate)
 class FactorLowering(GateLowering):
+    honours = set[str]()
+
     def add(self, gate: VectorGate, hidden: Tensor, output: Tensor) -> Tensor:
         return AddScaled.apply(output, hidden, gate.weight)  # type: ignore[no-any-return]
-
-
-@lowers(MatrixGate)
-class MatrixGateLowering(GateLowering):
-    """A matrix is one product already."""
-
-    honours = {"bias", "rank"}
 
 
 @lowers_mixin(GatedLayer)
@@ -95,9 +92,7 @@ class GatedLowering(LayerLowering):
         reason = refusal(part.gate, body)
         return super().reject(part, body) if reason is None else f"gate: {reason}"
 
-    def run(
-        self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext
-    ) -> tuple[Stream, PendingAdd | None, Routings]:
+    def run(self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext) -> LayerOutput:
         hidden = add_pending(combined(stream), pending)
         output, pending, routings = super().run(hidden, None, layer, context)
         if not layer.gate.is_off:

@@ -1,12 +1,12 @@
 """The contract of a lowering: all that the pass, the planner and `braid show` know of one class of parts.
 
-A lowering is one file of this folder, or of another package, which names it as an entry point of the group
-`braidlm.lowerings`. A kernel opts in, by exact class and by option: a part that has any other option set is refused and
-runs its plain forward.
+The lowerings of related parts are one file of this folder, or of another package, which names it as an entry point of
+the group `braidlm.lowerings`. A kernel opts in, by exact class and by option: a part that has any other option set is
+refused and runs its plain forward.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
@@ -14,15 +14,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from braidlm.kernels.context import PassContext, PendingAdd, Stream, Sublayer
-from braidlm.kernels.gradient_stacks import GradientStack
+from braidlm.kernels.context import LayerOutput, PassContext, PendingAdd, Stream, Sublayer
+from braidlm.kernels.gradient_stacks import GradientStack, StackedRows
 from braidlm.kernels.ops.fold import Bank
 from braidlm.kernels.replacing import kind_of
 from braidlm.model.config.registry import Choice
 from braidlm.model.dropout import Dropout
 from braidlm.model.errors import BraidError
 from braidlm.model.routing.router import ScoreLinear
-from braidlm.model.routing.routing import Routings
 from braidlm.model.routing.stacked import StackedLinear
 
 ENTRY_POINTS = "braidlm.lowerings"
@@ -58,13 +57,16 @@ class SharedStack:
     """Whether the parts of so many blocks in a row are computed together as fill the device, whatever their kinds."""
 
 
-@dataclass(frozen=True)
-class Fold:
-    """A bank of matrices that one product reads side by side (`concatenated`), or with a norm folded in."""
+def dense_stack(kind: Any, linear: Any, rows: int, dtype: torch.dtype, by_blocks: bool = False) -> SharedStack:
+    """The slot of a matrix [out, in], or of a bank of matrices [member, in, out] whose products are one."""
+    *members, height, width = shape = linear.weight.shape
+    inputs, outputs = (height, members[0] * width) if members else (width, height)
 
-    linear: nn.Module
-    bank: Bank
-    concatenated: bool
+    def make(layers: int) -> list[GradientStack]:
+        read, gradients = (StackedRows(layers, rows, columns, dtype) for columns in (inputs, outputs))
+        return [GradientStack(read, gradients, transposed=bool(members))]
+
+    return SharedStack((kind, shape), (linear,), rows, make, by_blocks=by_blocks)
 
 
 class Lowering:
@@ -85,9 +87,9 @@ class Lowering:
         """The parameters that products read in a cast copy, as they are: not those that are folded."""
         return ()
 
-    def folds(self, part: Any) -> Iterable[Fold]:
-        """The matrices that are folded before the pass."""
-        return ()
+    def folds(self, part: Any) -> dict[nn.Module, Bank]:
+        """The banks of matrices that are folded before the pass, by the layers that have them."""
+        return {}
 
     def stacks(self, part: Any, rows: int, dtype: torch.dtype) -> Iterable[SharedStack]:
         """The gradient slots of the part in a pass over so many rows. A part that has a slot must also submit to it, or
@@ -124,9 +126,7 @@ class LayerLowering(Lowering):
         """A layer inside this one, and how many tokens of a text it computes."""
         return None
 
-    def run(
-        self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext
-    ) -> tuple[Stream, PendingAdd | None, Routings]:
+    def run(self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext) -> LayerOutput:
         """The stream after the layer, what the layer leaves for the next one to add, and routings."""
         raise NotImplementedError
 
@@ -169,11 +169,6 @@ def _mixed_lowering(kind: Any) -> Any:
     return type(kind.__name__, (MIXINS[mixin], type(LOWERINGS[layers[0]])), {})()
 
 
-def seeded_kinds() -> tuple[type[nn.Module], ...]:
-    """The classes whose dropout draws its numbers inside kernels."""
-    return tuple(kind for kind, lowering in LOWERINGS.items() if lowering.has_seeds)
-
-
 @cache
 def _load_third_party_lowerings() -> None:
     for entry in entry_points(group=ENTRY_POINTS):
@@ -189,12 +184,9 @@ def _load_third_party_lowerings() -> None:
 
 def refusal(part: nn.Module, body: Any) -> str | None:
     """Why a part of a BraidModel runs its plain forward; None where kernels serve it."""
-    lowering = lowering_of(part)
-    if lowering is None:
-        return f"{type(part).__name__} has no kernels"
-    for option in set_options(part.config):
-        if option not in lowering.honours:
-            return f"its kernels do not know the option {option}"
+    reason, lowering = option_refusal(part), lowering_of(part)
+    if reason is not None:
+        return reason
     for name, child in part.named_modules() if lowering.is_one else [("", part)]:
         if lowering_of(child) is None and kind_of(child) not in NO_OPTIONS:
             return f"{name} is a {type(child).__name__}, which has no kernels"
@@ -205,43 +197,25 @@ def refusal(part: nn.Module, body: Any) -> str | None:
     return lowering.reject(part, body)  # type: ignore[no-any-return]
 
 
-def bank_refusal(bank: Any) -> str | None:
-    """Why kernels do not serve a stack, by its own options: those of its experts are the routed part's."""
-    lowering = lowering_of(bank)
+def option_refusal(part: Any, is_bank: bool = False) -> str | None:
+    """Why kernels do not serve a part, by its class and options; those of a bank's experts are the routed part's."""
+    lowering = lowering_of(part)
     if lowering is None:
-        return f"{type(bank).__name__} has no kernels"
-    options = (option for option in set_options(bank.config) if option.split(".")[0] != "experts")
-    unknown = next((option for option in options if option not in lowering.honours), None)
-    return unknown and f"its kernels do not know the option {unknown}"
+        return f"{type(part).__name__} has no kernels"
+    for option in set_options(part.config):
+        if option not in lowering.honours and not (is_bank and option.split(".")[0] == "experts"):
+            return f"its kernels do not know the option {option}"
+    return None
 
 
 def set_options(config: Any, prefix: str = "") -> Iterator[str]:
     """The options of a configuration that do not have their default, and those without one."""
     for field in fields(config):
-        value, default, name = getattr(config, field.name), _default(field), prefix + field.name
+        value, name = getattr(config, field.name), prefix + field.name
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
         if is_dataclass(value) and not isinstance(value, Choice):
             if not is_dataclass(default):
                 yield name
             yield from set_options(value, f"{name}.")
         elif value != default:
             yield name
-
-
-def _default(field: Field) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
-
-
-def first(*reasons: str | None) -> str | None:
-    """The first reason that there is."""
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def unless(condition: bool, reason: str) -> str | None:
-    """The reason, where a condition does not hold."""
-    return None if condition else reason
-
-
-def partly_frozen(part: nn.Module) -> str | None:
-    """A reason against a part that is frozen in part: weights that are folded have a gradient as a whole."""
-    partly = any(getattr(module, "trained_rows", None) is not None for module in part.modules())
-    return unless(not partly, "it is frozen in part")

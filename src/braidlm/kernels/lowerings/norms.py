@@ -27,9 +27,9 @@ class NormForm:
     weight: Tensor | None = None
     bias: Tensor | None = None
 
-    def without_vectors(self) -> "NormForm":
+    def without_vectors(self, folded: bool = True) -> "NormForm":
         """The form where weight and bias are folded into the matrices behind the norm."""
-        return replace(self, weight=None, bias=None)
+        return replace(self, weight=None, bias=None) if folded else self
 
 
 class NormLowering(Lowering):
@@ -90,7 +90,7 @@ def add_norm(
         stream = add_pending(stream, pending)
         normed = lowering.normalise(norm, stream)
         return stream, normed if slot is None else _IntoSlot.apply(normed, slot)
-    form = form.without_vectors() if folded else form
+    form = form.without_vectors(folded)
     options = (form.weight, form.bias, form.eps, form.centred, context.sums_of(norm), slot)
     if pending is not None and pending.uncombined is not None:
         return CombineAddNorm.apply(

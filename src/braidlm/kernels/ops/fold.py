@@ -31,6 +31,13 @@ class Bank:
     """[member, in], of the norm."""
     shift: Tensor | None = None
     """[member, in], of the norm."""
+    concatenated: bool = False
+    """Whether one product reads the members side by side, as one matrix."""
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What banks that are folded together have in common."""
+        return self.concatenated, self.weight.shape, *(x is None for x in (self.bias, self.scale, self.shift))
 
 
 @dataclass
@@ -200,9 +207,10 @@ def _addresses_of(parts: list[Tensor], present: tuple[bool, ...], layers: int) -
     return results
 
 
-def fold(banks: dict[nn.Module, Bank], concatenated: bool, dtype: torch.dtype) -> Folding:
-    """Fold banks of one shape on the side stream; `concatenated` puts the members of a bank into one matrix."""
+def fold(banks: dict[nn.Module, Bank], dtype: torch.dtype) -> Folding:
+    """Fold banks of one shape on the side stream."""
     names, some = ("weight", "bias", "scale", "shift"), next(iter(banks.values()))
+    concatenated = some.concatenated
     present = tuple(getattr(some, name) is not None for name in names)
     kinds = [name for name, is_present in zip(names, present, strict=True) if is_present]
     parts = [getattr(bank, name) for name in kinds for bank in banks.values()]

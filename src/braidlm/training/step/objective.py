@@ -88,7 +88,7 @@ class Objective(nn.Module):
         if self.extra:
             ((name, loss),) = self.extra.items()
             soft = loss.soft_targets(inputs)  # type: ignore[operator]
-            (weighted, text, extra[name]), routing, routings = lowered.taught_losses(inputs, labels, count, soft)
+            (weighted, text, extra[name]), routing, routings = lowered.losses(inputs, labels, count, soft)
         else:
             text, routing, routings = lowered.losses(inputs, labels, count)
         readings = lowered.on_side(partial(self._readings, routings, labels), routings, labels)

@@ -1,7 +1,4 @@
-"""Routers: what is pending is added to the stream, the sum is normalised and routed, and rows are sorted by choice.
-
-Rows of the batch are flat.
-"""
+"""Experts: routers, which may be computed with the norm before them, and products of rows that are sorted by expert."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +7,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, add_pending
-from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.lowerings.lowering import Lowering, SharedSums, first, lowering_of, lowers, unless
+from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, Stream, add_pending, combined
+from braidlm.kernels.gradient_stacks import GradientSlot, GradientStack, StackedRows
+from braidlm.kernels.lowerings.lowering import Lowering, SharedStack, SharedSums, SublayerLowering, lowering_of, lowers
 from braidlm.kernels.lowerings.norms import add_norm, form_of
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
+from braidlm.kernels.ops.fold import Folded
 from braidlm.kernels.routed.choices import MAX_FEW
 from braidlm.kernels.routed.combine import DeferredDispatch, UncombinedRows
+from braidlm.kernels.routed.gradient_stacks import Gathered, GroupedGradientStack
+from braidlm.kernels.routed.grouped.layers import GroupedFeed, GroupedLinear
 from braidlm.kernels.routed.norm_router import AddNormRoute, CombineNormRoute, NormRouteConfig
-from braidlm.kernels.routed.permutation import Permutation, permute
+from braidlm.kernels.routed.permutation import TILE, Permutation, permute, row_bound
 from braidlm.kernels.routed.router import Route, RouterInner
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 from braidlm.model.dropout import leave_out
+from braidlm.model.paths.routed_join import Routed
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routing
 
@@ -34,16 +36,37 @@ class RouterLowering(Lowering):
     honours = ROUTER
 
     def reject(self, part: TopKRouter, body: Any) -> str | None:
-        return first(
-            unless(not part.inactive, "some of its choices are inactive"),
-            unless(part.opening is None or part.balance is None, "new choices are ranked with a balance"),
-            unless(part.config.compute != "dense", "compute is dense"),
-        )
+        if part.inactive:
+            return "some of its choices are inactive"
+        if part.opening is not None and part.balance is not None:
+            return "new choices are ranked with a balance"
+        return "compute is dense" if part.config.compute == "dense" else None
 
 
 def router_refusal(router: TopKRouter, body: Any) -> str | None:
     """Why kernels do not serve a router."""
     return lowering_of(router).reject(router, body)  # type: ignore[no-any-return]
+
+
+@lowers(Routed)
+class RoutedJoinLowering(Lowering):
+    honours = ROUTER
+
+    def reject(self, part: Any, body: Any) -> str | None:
+        return router_refusal(part.router, body)
+
+
+class RoutedLowering(SublayerLowering):
+    """A sublayer of experts."""
+
+    routed = True
+
+    def reject(self, part: Any, body: Any) -> str | None:
+        return router_refusal(part.router, body)
+
+    def sums(self, part: Any, norm: Any) -> list[SharedSums]:
+        fused = routes_with_norm(part.router, norm)
+        return ([] if fused else lowering_of(norm).sums(norm)) + [router_sums(part.router, fused)]
 
 
 @dataclass
@@ -79,59 +102,46 @@ def routes_with_norm(router: TopKRouter, norm: nn.Module) -> bool:
     return has_few_choices(router) and form_of(norm) is not None
 
 
-def routed_sums(router: TopKRouter, norm: nn.Module) -> list[SharedSums]:
-    """The column sums of a router in a block, and of the norm that it reads."""
-    fused = routes_with_norm(router, norm)
-    return ([] if fused else lowering_of(norm).sums(norm)) + [router_sums(router, fused)]
-
-
 def router_sums(router: TopKRouter, fused: bool, kind: Any = None) -> SharedSums:
     """The column sums of a router; beside one of some `kind`, there is no norm to sum for."""
     return SharedSums((kind, fused, router.scores.weight.shape), router)
 
 
 def add_norm_route(
-    stream: Tensor | UncombinedRows,
+    stream: Stream,
     pending: PendingAdd | None,
     norm: nn.Module,
     router: TopKRouter,
     reader: nn.Module,
     context: PassContext,
-    reads_normed: bool,
     folded: bool = False,
     deferred: DeferredGradient | None = None,
     permute_on_side: bool = False,
 ) -> tuple[Tensor, Tensor, Dispatch]:
     """The stream with the pending addition, that normalised for the layer `reader`, and the router's choice.
 
-    The router reads the normalised stream or the stream itself. With `permute_on_side` the caller waits for the
-    dispatch before it reads the permutation.
+    The router reads the normalised stream, or, where the norm is `folded` into the reader's weights, the stream itself.
+    With `permute_on_side` the caller waits for the dispatch before it reads the permutation.
     """
-    fused = routes_with_norm(router, norm)
-    if isinstance(stream, UncombinedRows) and (pending is not None or not fused):
-        stream = stream.combined()
-    if folded and pending is not None and isinstance(stream, Tensor):  # so that all layers' sums have one shape
-        stream, pending = add_pending(stream, pending), None
-    if isinstance(stream, Tensor) and not fused:
-        stream, normed = add_norm(stream, pending, norm, reader, context, folded)
-        if reads_normed:
-            dispatch, normed = route(router, normed, context, permute_on_side=permute_on_side)
-        else:
-            dispatch, stream = route(router, stream, context, permute_on_side=permute_on_side)
-        return stream, normed, dispatch
+    if folded and pending is not None:  # so that all layers' sums have one shape
+        stream, pending = add_pending(combined(stream), pending), None
+    if not routes_with_norm(router, norm):
+        stream, normed = add_norm(combined(stream), pending, norm, reader, context, folded)
+        dispatch, read = route(router, stream if folded else normed, context, permute_on_side=permute_on_side)
+        return (read, normed, dispatch) if folded else (stream, read, dispatch)
     form = form_of(norm)
     assert form is not None
-    form = form.without_vectors() if folded else form
+    form = form.without_vectors(folded)
     delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.fields
     config = NormRouteConfig(
-        form.eps, form.centred, reads_normed, router.config.top_k, router.config.renormalise, context.sums_of(router),
+        form.eps, form.centred, not folded, router.config.top_k, router.config.renormalise, context.sums_of(router),
         context.slots.get(reader), slot, dropout, seed, deferred,
     )  # fmt: skip
     rest = (form.weight, form.bias, *_scores_of(router), router.balance, config)
-    if isinstance(stream, UncombinedRows):
+    if pending is None and isinstance(stream, UncombinedRows):
         outputs = CombineNormRoute.apply(stream.rows, stream.weights, stream.permutation, stream.slot, *rest)
     else:
-        outputs = AddNormRoute.apply(stream, delta, bias, *rest)
+        outputs = AddNormRoute.apply(combined(stream), delta, bias, *rest)
     summed, normed, *choice = outputs
     return summed, normed, _dispatch(router, choice, context, permute_on_side)
 
@@ -182,3 +192,50 @@ def _dispatch(
         permutation = permute(chosen, len(router.choices), context.batch)
     routing = context.routing(router, scores, probabilities, chosen, weights, router.new_rows())
     return Dispatch(routing, weights, permutation, None if side is None else side.last_event())
+
+
+def grouped_linear(layer: Any, rows: Tensor, dispatch: Dispatch, context: PassContext, gather: bool) -> Tensor:
+    """The layer of each row's expert; `rows` are tokens where they are to be gathered."""
+    weight, bias = layer.rows()
+    return GroupedLinear.apply(
+        rows, weight, context.casts[layer.weight], bias, dispatch.permutation, gather,
+        context.slots.get(layer),
+    )  # fmt: skip
+
+
+def grouped_feed(
+    bank: Any, rows: Tensor, dispatch: Dispatch, context: PassContext, base: tuple[Tensor, DropoutUse] | None = None
+) -> Tensor:
+    """The feed-forward part of each row's expert; with a `base`, rows that the output is added to after dropout, `rows`
+    are sorted rows, and else tokens."""
+    (up, out), lowering = feed_matrices(bank, context), lowering_of(bank)
+    base_rows, dropout = base or (None, NO_DROPOUT)
+    return GroupedFeed.apply(
+        rows, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, base_rows, dispatch.permutation,
+        lowering.activation(bank), lowering.gated, base is None, dropout, lowering.inner_dropout(bank, context),
+        context.slots.get(lowering.first_linear(bank)), context.slots.get(bank.out),
+    )  # fmt: skip
+
+
+def feed_matrices(bank: Any, context: PassContext) -> tuple[Folded, Folded]:
+    """The matrices and biases of a bank of feed-forward parts, with a norm folded in where there is one."""
+    into = lowering_of(bank).first_linear(bank)
+    up, (out_weight, out_bias) = context.folded.get(into), bank.out.rows()
+    if up is None:
+        weight, bias = into.rows()
+        up = Folded(weight, context.casts[into.weight], bias, None)
+    return up, Folded(out_weight, context.casts[bank.out.weight], out_bias, None)
+
+
+def grouped_stack(
+    linear: Any, top_k: int, tokens: int, dtype: torch.dtype, gathered: Gathered | None = None, summed: bool = False
+) -> SharedStack:
+    """The slot of the matrices of a bank; `summed`: the kernel that computes the gradient also sums it for the bias."""
+    experts, width, outputs = shape = tuple(linear.weight.shape)
+    biased, rows = linear.bias is not None and not summed, row_bound(tokens, top_k, experts, TILE)
+
+    def make(banks: int) -> list[GradientStack]:
+        inputs = StackedRows(banks, tokens if gathered else rows, width, dtype)
+        return [GroupedGradientStack(experts, inputs, StackedRows(banks, rows, outputs, dtype), biased, gathered)]
+
+    return SharedStack((shape, biased, top_k, gathered), (linear,), rows, make, grouped=True)

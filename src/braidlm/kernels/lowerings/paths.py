@@ -1,0 +1,158 @@
+"""Layers of routed blocks of one shape, whose chosen blocks read sorted rows, and projections with experts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from braidlm.kernels.context import LayerOutput, PassContext, PendingAdd, Stream, add_pending, combined
+from braidlm.kernels.lowerings.attention import attend_bank, attention_bank_refusal, attention_bank_sums
+from braidlm.kernels.lowerings.experts import (
+    EXPERTS,
+    ROUTER,
+    add_norm_route,
+    grouped_feed,
+    grouped_linear,
+    grouped_stack,
+    has_few_choices,
+    route,
+    router_refusal,
+    router_sums,
+)
+from braidlm.kernels.lowerings.feeds import SwiGLULowering, first_linear
+from braidlm.kernels.lowerings.lowering import (
+    LayerLowering,
+    SharedStack,
+    SharedSums,
+    dense_stack,
+    lowers,
+    option_refusal,
+    refusal,
+)
+from braidlm.kernels.lowerings.norms import form_of
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
+from braidlm.kernels.ops.fold import Bank
+from braidlm.kernels.routed.combine import UncombinedRows
+from braidlm.kernels.routed.project_rows import MAX_WIDTH, ProjectAddNormRows
+from braidlm.kernels.routed.rows import AddNormRows, Norm
+from braidlm.kernels.side_stream import DeferredGradient
+from braidlm.model.paths.parallel import ParallelLayer
+from braidlm.model.paths.project import ExpertProjection, ProjectStage
+
+
+@lowers(ParallelLayer)
+class ParallelLowering(LayerLowering):
+    honours = {"paths", "layers", "join", "to", "share", "stacked"}
+
+    def reject(self, part: Any, body: Any) -> str | None:
+        """Kernels serve routed blocks of one shape at the stream's own width."""
+        reason = refusal(part.join, body)
+        if reason is not None:
+            return f"join: {reason}"
+        if part.stack is None or part.enter is not None or len(part.join.leave) or part.join.out is not None:
+            return "its paths are not of one shape at the stream's width"
+        if len(part.stack) != 1:
+            return "its paths have more than one block in a layer"
+        block = part.stack[0]
+        reason = option_refusal(block.attention_norm, is_bank=True)
+        if reason is None and form_of(block.attention_norm) is None:
+            reason = "its norm cannot be folded into the product behind it"
+        reason = reason or option_refusal(block.feed, is_bank=True)
+        return reason or attention_bank_refusal(part, block.attention, body)
+
+    def reads(self, part: Any) -> list[Tensor | None]:
+        return [part.stack[0].attention.out.weight, part.stack[0].feed.out.weight]
+
+    def folds(self, part: Any) -> dict[Any, Bank]:
+        block = part.stack[0]
+        qkv, into = block.attention.qkv, first_linear(block.feed)
+        return {
+            qkv: _folded_bank(qkv, block.attention_norm, concatenated=True),
+            into: _folded_bank(into, block.feed_norm, concatenated=False),
+        }
+
+    def stacks(self, part: Any, rows: int, dtype: torch.dtype) -> list[SharedStack]:
+        block, top_k = part.stack[0], part.join.router.config.top_k
+        return [
+            dense_stack("bank", block.attention.qkv, rows, dtype),
+            grouped_stack(block.attention.out, top_k, rows, dtype),
+            grouped_stack(first_linear(block.feed), top_k, rows, dtype, summed=True),
+            grouped_stack(block.feed.out, top_k, rows, dtype),
+        ]
+
+    def sums(self, part: Any, norm: Any) -> list[SharedSums]:
+        router = part.join.router  # the norm is folded in, so that only the router's gradients are summed
+        fused = has_few_choices(router)
+        return [router_sums(router, fused, ParallelLayer), attention_bank_sums(part.stack[0].attention)]
+
+    def run(self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext) -> LayerOutput:
+        block, router = layer.stack[0], layer.join.router
+        # The norm's kernel reads the stream's gradient itself where it also routes, for few choices.
+        deferred = DeferredGradient() if has_few_choices(router) else None
+        summed, normed, dispatch = add_norm_route(
+            stream, pending, block.attention_norm, router, block.attention.qkv, context, folded=True,
+            deferred=deferred, permute_on_side=True,
+        )  # fmt: skip
+        bank, probability, form = block.attention, block.drop.probability, form_of(block.feed_norm)
+        attended = attend_bank(bank, normed, dispatch, context)
+        assert form is not None
+        norm = Norm(
+            form.eps, form.centred, probability, context.seed(block, probability),
+            context.slots.get(first_linear(block.feed)), context.slots.get(bank.out), deferred,
+        )  # fmt: skip
+        if summed.shape[1] <= MAX_WIDTH:
+            cast = context.casts[bank.out.weight]
+            rows, normed = ProjectAddNormRows.apply(
+                attended, bank.out.weight, cast, bank.out.bias, summed, dispatch.permutation, norm
+            )
+        else:
+            delta = grouped_linear(bank.out, attended, dispatch, context, gather=False)
+            rows, normed = AddNormRows.apply(summed, delta, dispatch.permutation, norm)
+        base = (rows, DropoutUse(probability, context.seed(block, probability, 1)))
+        fed = grouped_feed(block.feed, normed, dispatch, context, base)
+        slot = None if probability else context.slots.get(block.feed.out)
+        return UncombinedRows(fed, dispatch.weights, dispatch.permutation, slot), None, (dispatch.routing,)
+
+
+def _folded_bank(linear: Any, norm: Any, concatenated: bool) -> Bank:
+    form = form_of(norm)
+    assert form is not None
+    return Bank(linear.weight, linear.bias, form.weight, form.bias, concatenated)
+
+
+@lowers(ExpertProjection)
+class ExpertProjectionLowering(SwiGLULowering):
+    """The bank inside a projection; a gated one is Swish-gated and has no dropout."""
+
+    honours = {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER}
+    has_seeds = False
+
+    def inner_dropout(self, feed: ExpertProjection, context: PassContext) -> DropoutUse:
+        return NO_DROPOUT
+
+
+@lowers(ProjectStage)
+class ProjectionLowering(LayerLowering):
+    honours = EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}
+
+    def reject(self, part: ProjectStage, body: Any) -> str | None:
+        if part.experts is None:
+            return "a projection without experts is one product already"
+        return router_refusal(part.experts.router, body)
+
+    def reads(self, part: Any) -> list[Tensor | None]:
+        return [linear.weight for linear in (part.experts.gate_up, part.experts.out) if linear is not None]
+
+    def sums(self, part: Any, norm: Any) -> list[SharedSums]:
+        router = part.experts.router
+        return [router_sums(router, has_few_choices(router), ProjectStage)]
+
+    def run(self, stream: Any, pending: PendingAdd | None, layer: Any, context: PassContext) -> LayerOutput:
+        stream, experts = combined(stream), layer.experts
+        slot = None if pending is None or pending.dropout else pending.slot  # with dropout the gradients differ
+        dispatch, stream = route(experts.router, add_pending(stream, pending), context, slot)
+        if experts.gate_up is None:
+            rows = grouped_linear(experts.out, stream, dispatch, context, gather=True)
+        else:
+            rows = grouped_feed(experts, stream, dispatch, context)
+        return dispatch.combine(rows), None, (dispatch.routing,)
