@@ -1,17 +1,15 @@
 """The entrance to this floor: a model in, its lowered form out, or None where kernels cannot serve it."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from braidlm.kernels import cpu
 from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.kernels.optional_triton import HAS_TRITON
 from braidlm.kernels.replacing import FORMS
 from braidlm.kernels.side_stream import SideStream
-from braidlm.model.config.registry import import_files
 from braidlm.model.modeling_braid import BraidForCausalLM
-
-import_files(cpu.__name__)
 
 
 def lower(
@@ -21,11 +19,9 @@ def lower(
 
     Parts that kernels do not serve are compiled by torch, unless `compile_plain` is false.
     """
-    on_gpu = all(p.is_cuda and p.dtype == torch.float32 for p in model.parameters())
-    if not (HAS_TRITON and on_gpu and dtype in (torch.float32, torch.bfloat16)):
+    if dtype not in (torch.float32, torch.bfloat16):
         return None
-    lowered = LoweredModel(model, side, compile_plain)
-    return lowered if lowered.lowered.serves_layers else None
+    return _lowered(model, (torch.float32,), side, compile_plain)
 
 
 def lower_forward(model: BraidForCausalLM, dtype: torch.dtype) -> LoweredModel | None:
@@ -36,11 +32,15 @@ def lower_forward(model: BraidForCausalLM, dtype: torch.dtype) -> LoweredModel |
     """
     if model.device.type == "cpu":
         replace_parts(model)
-    if not HAS_TRITON or dtype != torch.bfloat16 or model.training:
+    if dtype != torch.bfloat16 or model.training:
         return None
-    if not all(p.is_cuda and p.dtype in (torch.float32, torch.bfloat16) for p in model.parameters()):
+    return _lowered(model, (torch.float32, torch.bfloat16))
+
+
+def _lowered(model: BraidForCausalLM, dtypes: tuple[torch.dtype, ...], *options: Any) -> LoweredModel | None:
+    if not (HAS_TRITON and all(p.is_cuda and p.dtype in dtypes for p in model.parameters())):
         return None
-    lowered = LoweredModel(model)
+    lowered = LoweredModel(model, *options)
     return lowered if lowered.lowered.serves_layers else None
 
 

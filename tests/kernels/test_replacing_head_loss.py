@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from braidlm.kernels.cpu.head_loss import LeanLinearHead
+from braidlm.kernels.replacing import LeanLinearHead
 from braidlm.model.heads.losses import IGNORED, next_token_loss
 
 

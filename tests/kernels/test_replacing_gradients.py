@@ -5,9 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from braidlm.kernels.cpu.feeds import SiluProductFunction
-from braidlm.kernels.cpu.norms import RMSNormFunction
-from braidlm.kernels.replacing import is_eager_cpu_training
+from braidlm.kernels.replacing import RMSNormFunction, SiluProductFunction, is_eager_cpu_training
 
 
 def equal_with_gradients(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...]) -> None:

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from braidlm.kernels.cpu import attention as compact_attention
-from braidlm.kernels.cpu.stacked import CpuStackedLinear
+from braidlm.kernels import replacing
+from braidlm.kernels.replacing import CpuStackedLinear
 from braidlm.model.routing.dispatch import Permutation, sort_by_expert
 
 MEMBERS, BATCH, TIME, HEADS, SIZE = 3, 2, 21, 2, 4
@@ -36,14 +36,14 @@ def rows_of(permutation: Permutation, values_STNH: Tensor) -> Tensor:
 @pytest.mark.parametrize("chunk", [1, 4, 64])
 @pytest.mark.parametrize("kind", ["top 1", "top 2", "top 3", "one never chosen", "one has all"])
 def test_it_equals_full_attention_at_the_rows(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact_attention, "CHUNK", chunk)
+    monkeypatch.setattr(replacing, "CHUNK", chunk)
     permutation, generator = sort_by_expert(choices(kind), MEMBERS), torch.Generator().manual_seed(1)
     results = []
     streams = torch.randn(3, MEMBERS * BATCH, TIME, HEADS, SIZE, dtype=torch.float64, generator=generator)
     for compact in (True, False):
         query, key, value = (x.clone().requires_grad_() for x in streams)
         if compact:
-            output = compact_attention.compact_attention(rows_of(permutation, query), key, value, permutation)
+            output = replacing.compact_attention(rows_of(permutation, query), key, value, permutation)
         else:
             output = rows_of(permutation, full_attention(query, key, value))
         (output * torch.arange(output.numel()).view_as(output)).sum().backward()
@@ -54,11 +54,11 @@ def test_it_equals_full_attention_at_the_rows(kind: str, chunk: int, monkeypatch
 
 def test_it_supports_long_sequences_in_float32_and_float64() -> None:
     query = torch.zeros(5, 4)
-    assert compact_attention.supports_compact_attention(query, 128)
-    assert compact_attention.supports_compact_attention(query.double(), 128)
-    assert not compact_attention.supports_compact_attention(query, 127)
-    assert not compact_attention.supports_compact_attention(query.bfloat16(), 128)
-    assert not compact_attention.supports_compact_attention(query.to("meta"), 128)
+    assert replacing.supports_compact_attention(query, 128)
+    assert replacing.supports_compact_attention(query.double(), 128)
+    assert not replacing.supports_compact_attention(query, 127)
+    assert not replacing.supports_compact_attention(query.bfloat16(), 128)
+    assert not replacing.supports_compact_attention(query.to("meta"), 128)
 
 
 @pytest.mark.parametrize("bias", [False, True])
