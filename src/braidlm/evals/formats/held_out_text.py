@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,9 +62,19 @@ class TextDocuments:
         """Whether documents begin with a prompt, which is read and not scored."""
 
     def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[EncodedDocument]:
-        """The tokens of each document, ended by `eos`."""
+        """The tokens of each document, ended by `eos`; those of its prompt are counted."""
         packer = Packer(tokenizer)
-        return [_encoded(document, packer, eos) for document in self.documents]
+        encoded = []
+        for text, _, prompt_length in self.documents:
+            tokens: list[int] = []
+            prompt = 0
+            for part in packer.cutter.parts([text]) if prompt_length else ():
+                batch = packer.pack([part], [False], prompts=[min(prompt_length, len(part))])
+                tokens += batch.tokens.tolist()
+                prompt += int((batch.targets == 0).sum())
+                prompt_length = max(prompt_length - len(part), 0)
+            encoded.append(EncodedDocument([*(tokens or packer.cutter.encode(text)), eos], prompt))
+        return encoded
 
 
 class PackedDocuments:
@@ -118,77 +128,6 @@ class PackedDocuments:
 DocumentStream = TextDocuments | PackedDocuments
 
 
-def _encoded(document: Piece, packer: Packer, eos: int) -> EncodedDocument:
-    """The tokens of a document, of which those of the prompt are counted."""
-    if not document.prompt:
-        return EncodedDocument([*packer.cutter.encode(document.text), eos], 0)
-    tokens: list[int] = []
-    prompt, left = 0, document.prompt
-    for part in packer.cutter.parts([document.text]):
-        batch = packer.pack([part], [False], prompts=[min(left, len(part))])
-        tokens += batch.tokens.tolist()
-        prompt += int((batch.targets == 0).sum())
-        left = max(left - len(part), 0)
-    return EncodedDocument([*tokens, eos], prompt)
-
-
-def open_streams(path: Path, settings: Settings) -> tuple[list[DocumentStream], str]:
-    """The streams of a file, a folder of files, a packed data set or a folder of packed ones; and a hash of them."""
-    folders = [path] if is_packed(path) else sorted(file.parent for file in path.glob(f"*/{MANIFEST}"))
-    if folders:
-        sets = [PackedData(folder) for folder in folders]
-        digest = "".join(f"{folder.name} {sha256_of(folder / 'tokens.bin')}\n" for folder in folders)
-        streams: list[DocumentStream] = [PackedDocuments(data, settings.held_out, settings.half) for data in sets]
-        return streams, hashlib.sha256(digest.encode()).hexdigest()
-    if settings.held_out is not None:
-        raise BraidError(
-            "only packed data has a held-out part", str(path), "Pack it with `braid prepare`, or leave out --held-out."
-        )
-    return _text_stream(path, settings)
-
-
-def _text_stream(path: Path, settings: Settings) -> tuple[list[DocumentStream], str]:
-    reading = ReadOptions(
-        fields=settings.field,
-        joiner=unescaped(settings.joiner),
-        answer=settings.answer,
-        template=unescaped(settings.template),
-        separator=parse_separators(settings.separator),
-        section_bytes=None if settings.half is None else BLOCK_BYTES,
-    )
-    plan = plan_shards([path], reading)
-    check_answers(plan, reading)
-    root = (path if path.is_dir() else path.parent).absolute()
-    documents: list[Piece] = []
-    parts: list[str] = []
-    for shard in plan.shards:
-        before = len(documents)
-        for texts, prompt in by_document(shard.format.pieces(shard, reading)):
-            if (text := "".join(texts)).strip():
-                documents.append(Piece(text, True, prompt))
-        parts += [str(Path(shard.source).relative_to(root))] * (len(documents) - before)
-    if not documents:
-        raise BraidError("there is no text in it", str(path))
-    if settings.half is not None:
-        sizes = [len(document.text.encode()) for document in documents]
-        chosen = documents_of_half(sizes, settings.half, str(path))
-        documents, parts = [documents[at] for at in chosen], [parts[at] for at in chosen]
-    files = dict.fromkeys(shard.source for shard in plan.shards)
-    digest = "".join(f"{Path(file).name} {sha256_of(file)}\n" for file in files)
-    return [TextDocuments(documents, parts)], hashlib.sha256(digest.encode()).hexdigest()
-
-
-class _Encoded(NamedTuple):
-    """What is read for one tokenizer: a window per tree, and the documents that were taken."""
-
-    trees: PrefixTrees
-    scored: list[np.ndarray]
-    """For each document [tokens, EOS included] bool: all but those of its prompt."""
-    bytes: np.ndarray
-    parts: list[str]
-    """The file or data set of each document."""
-
-
 @dataclass
 class HeldOutText:
     """Some streams of documents."""
@@ -209,21 +148,15 @@ class HeldOutText:
         trees, scored, lengths, names = self._prepare(model.scorer, model.tokenizer, window)
         is_scored = np.concatenate(scored)
         sums = document_sums(model.scorer.score_trees(trees, advance).tokens * is_scored, [len(one) for one in scored])
-        score = bits_per_byte(float(sums.sum()), int(lengths.sum()))
-        return TaskResult(
-            task=task,
-            metric="bits per byte" if self.half is None else f"bits per byte, {self.half} half",
-            score=score,
-            count=len(lengths),
-            standard_error=ratio_error(-sums / math.log(2), lengths, score),
-            higher_is_better=False,
-            parts=parts_of(sums, lengths, names),
-            notes={"tokens": int(is_scored.sum()), "bytes": int(lengths.sum()), "window": window},
-            items={INFLUENCE: ratio_influences(-sums / math.log(2), lengths)},
-        )
+        metric = "bits per byte" if self.half is None else f"bits per byte, {self.half} half"
+        notes = {"tokens": int(is_scored.sum()), "bytes": int(lengths.sum()), "window": window}
+        return bits_result(task, metric, sums, lengths, names, notes=notes)
 
     @cached_per_tokenizer
-    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, window: int) -> _Encoded:
+    def _prepare(
+        self, scorer: Scorer, tokenizer: BraidTokenizer, window: int
+    ) -> tuple[PrefixTrees, list[np.ndarray], np.ndarray, list[str]]:
+        """A window per tree; for each document which tokens (EOS included) count, its bytes, its file or data set."""
         eos = begin_id(tokenizer) if tokenizer.eos_id is None else tokenizer.eos_id
         requests: list[Request] = []
         sizes: list[np.ndarray] = []
@@ -240,14 +173,79 @@ class HeldOutText:
             ids = [eos, *chain.from_iterable(document.tokens for document in documents)]
             starts = row_starts(bounds, window, stream.has_prompts).tolist()
             requests += [Request(ids[at : end + 1]) for at, end in pairwise([*starts, int(bounds[-1])])]
-        return _Encoded(PrefixTrees(requests, share=False), scored, np.concatenate(sizes), parts)
+        return PrefixTrees(requests, share=False), scored, np.concatenate(sizes), parts
 
 
 def read_text(path: Path | str, settings: Settings | None = None) -> HeldOutText:
     """A file, the files of a folder, a packed data set or a folder of them, read as the settings say."""
-    settings = settings or Settings()
-    streams, sha256 = open_streams(Path(path), settings)
-    return HeldOutText(streams, sha256, settings.max_tokens, settings.half)
+    path, settings = Path(path), settings or Settings()
+    folders = [path] if is_packed(path) else sorted(file.parent for file in path.glob(f"*/{MANIFEST}"))
+    streams: list[DocumentStream]
+    if folders:
+        streams = [PackedDocuments(PackedData(folder), settings.held_out, settings.half) for folder in folders]
+        hashed = [(folder.name, folder / "tokens.bin") for folder in folders]
+    elif settings.held_out is not None:
+        todo = "Pack it with `braid prepare`, or leave out --held-out."
+        raise BraidError("only packed data has a held-out part", str(path), todo)
+    else:
+        stream, files = _text_stream(path, settings)
+        streams, hashed = [stream], [(file.name, file) for file in files]
+    digest = "".join(f"{name} {sha256_of(file)}\n" for name, file in hashed)
+    return HeldOutText(streams, hashlib.sha256(digest.encode()).hexdigest(), settings.max_tokens, settings.half)
+
+
+def _text_stream(path: Path, settings: Settings) -> tuple[TextDocuments, list[Path]]:
+    """The documents of a file or of the files of a folder, and these files."""
+    reading = ReadOptions(
+        fields=settings.field,
+        joiner=unescaped(settings.joiner),
+        answer=settings.answer,
+        template=unescaped(settings.template),
+        separator=parse_separators(settings.separator),
+        section_bytes=None if settings.half is None else BLOCK_BYTES,
+    )
+    plan = plan_shards([path], reading)
+    check_answers(plan, reading)
+    root = (path if path.is_dir() else path.parent).absolute()
+    documents: list[Piece] = []
+    parts: list[str] = []
+    for shard in plan.shards:
+        for texts, prompt in by_document(shard.format.pieces(shard, reading)):
+            if (text := "".join(texts)).strip():
+                documents.append(Piece(text, True, prompt))
+                parts.append(str(Path(shard.source).relative_to(root)))
+    if not documents:
+        raise BraidError("there is no text in it", str(path))
+    if settings.half is not None:
+        sizes = [len(document.text.encode()) for document in documents]
+        chosen = documents_of_half(sizes, settings.half, str(path))
+        documents, parts = [documents[at] for at in chosen], [parts[at] for at in chosen]
+    return TextDocuments(documents, parts), [Path(file) for file in dict.fromkeys(s.source for s in plan.shards)]
+
+
+def bits_result(
+    task: str,
+    metric: str,
+    sums: np.ndarray,
+    bytes: np.ndarray,
+    names: Sequence[str],
+    judged: slice = slice(None),
+    **more: Any,
+) -> TaskResult:
+    """Bits per byte of the documents that are judged, and of each file, data set or split; `names` has those.
+
+    `sums` has the log-probability of each document, `bytes` its length; `more` are further fields of the result.
+    """
+    own = {name: np.array(names) == name for name in dict.fromkeys(names)}
+    parts = {
+        name: Part(bits_per_byte(float(sums[mask].sum()), int(bytes[mask].sum())), int(mask.sum()))
+        for name, mask in own.items()
+    }
+    score = bits_per_byte(float(sums[judged].sum()), int(bytes[judged].sum()))
+    bits, lengths = -sums[judged] / math.log(2), bytes[judged]
+    error, influences = ratio_error(bits, lengths, score), ratio_influences(bits, lengths)
+    fields = {"higher_is_better": False, "parts": parts, "items": {INFLUENCE: influences}, **more}
+    return TaskResult(task, metric, score, len(sums), error, **fields)
 
 
 def window_of(scorer: Scorer) -> int:
@@ -258,15 +256,6 @@ def window_of(scorer: Scorer) -> int:
 def document_sums(log_probabilities: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
     """[documents] the log-probability of each, for all of their tokens one after another."""
     return np.add.reduceat(log_probabilities, np.cumsum([0, *lengths])[:-1])
-
-
-def parts_of(sums: np.ndarray, bytes: np.ndarray, names: Sequence[str]) -> dict[str, Part]:
-    """Bits per byte of each file, data set or split; `names` has that of each document."""
-    of = {name: np.array(names) == name for name in dict.fromkeys(names)}
-    return {
-        name: Part(bits_per_byte(float(sums[own].sum()), int(bytes[own].sum())), int(own.sum()))
-        for name, own in of.items()
-    }
 
 
 def bits_per_byte(log_probabilities_sum: float, bytes: int) -> float:

@@ -16,13 +16,12 @@ from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.formats.held_out_text import HeldOutText, document_sums, parts_of, read_text, window_of
+from braidlm.evals.formats.held_out_text import HeldOutText, bits_result, document_sums, read_text, window_of
 from braidlm.evals.results import TaskResult
 from braidlm.evals.rows import TextFile, files_of, rows_of, sha256_of_files
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import begin_id, sliding_windows
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
-from braidlm.evals.statistics import INFLUENCE, ratio_error, ratio_influences
 from braidlm.evals.tasks.task import TASKS, HubSource, Task
 
 NAMES = {
@@ -30,10 +29,7 @@ NAMES = {
     "valid": ("valid.txt", "validation.txt", "wiki.valid.tokens", "wiki.valid.raw", "validation.jsonl", "valid.jsonl"),
 }
 EXAMPLE = '{"page": " = Title = \\n\\n Text . \\n"}'
-SPELLINGS = (
-    *(("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")),
-    *((f" {mark} ", f"{mark} ") for mark in ":;.!?,"),
-)
+SPELLINGS = (("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), *((f" {x} ", f"{x} ") for x in ":;.!?,"))
 """Replaced first: separators in numbers, spaces before punctuation."""
 ENCLOSED = (
     (r"\(\s*([^\)]*?)\s*\)", r"(\1)"),
@@ -66,25 +62,13 @@ class WikiPages:
         sums = document_sums(model.scorer.score_trees(trees, advance).tokens, sizes)
         names = [name for name, pages in self.splits.items() for _ in pages]
         lengths = np.array([len(page.encode()) for pages in self.splits.values() for page in pages])
-        parts = parts_of(sums, lengths, names)
         also = {}
         for name, pages in self.splits.items():
             total = float(sums[np.array(names) == name].sum())
             also[f"perplexity per word, {name}"] = math.exp(-total / sum(map(words, pages)))
-        name, pages = next(iter(self.splits.items()))
-        bits, lengths = -sums[: len(pages)] / math.log(2), lengths[: len(pages)]
-        return TaskResult(
-            task=task,
-            metric=f"bits per byte ({name})",
-            score=parts[name].score,
-            count=self.count,
-            standard_error=ratio_error(bits, lengths, parts[name].score),
-            higher_is_better=False,
-            parts=parts,
-            also=also,
-            notes={"tokens": sum(sizes), "window": window_of(model.scorer)},
-            items={INFLUENCE: ratio_influences(bits, lengths)},
-        )
+        notes = {"tokens": sum(sizes), "window": window_of(model.scorer)}
+        first = slice(0, names.count(names[0]))
+        return bits_result(task, f"bits per byte ({names[0]})", sums, lengths, names, first, also=also, notes=notes)
 
     @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[PrefixTrees, list[int]]:
@@ -104,6 +88,13 @@ def pages_of(text: str) -> list[str]:
         pages[-1].append(line)
     texts = ["\n".join(lines) for lines in pages]
     return [page for page in texts if page.strip()]
+
+
+def pages_in(file: TextFile) -> list[str]:
+    """The pages of a file, JSONL with a page in each row or one of WikiText's own."""
+    if file.name.endswith(".jsonl"):
+        return [row.text("page") for row in rows_of([file], file.where, EXAMPLE)]
+    return pages_of(file.text)
 
 
 def detokenized(page: str) -> str:
@@ -139,16 +130,10 @@ class WikiText2(Task):
         else:
             paths = {split: [path / n for n in names if (path / n).is_file()] for split, names in NAMES.items()}
             files = {split: files_of(candidates[0])[0] for split, candidates in paths.items() if candidates}
-        splits = {split: pages for split, file in files.items() if (pages := _pages(file))}
+        splits = {split: pages for split, file in files.items() if (pages := pages_in(file))}
         if not splits:
             raise BraidError(f"there is no {' and no '.join(names[0] for names in NAMES.values())} here", str(path))
         return WikiPages(splits, sha256_of_files(list(files.values())))
-
-
-def _pages(file: TextFile) -> list[str]:
-    if file.name.endswith(".jsonl"):
-        return [row.text("page") for row in rows_of([file], file.where, EXAMPLE)]
-    return pages_of(file.text)
 
 
 @TASKS.register("bits_per_byte")
@@ -164,8 +149,7 @@ class BitsPerByte(Task):
     uses = ("field", "joiner", "answer", "template", "separator", "held_out", "half", "max_tokens", "window")
     version = 2
 
-    def open(self, path: Path) -> HeldOutText:
-        return read_text(path)
+    open = staticmethod(read_text)
 
     def open_with(self, path: Path, settings: Settings) -> HeldOutText:
         return read_text(path, settings)
