@@ -23,7 +23,7 @@ from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.data_sets import DATA_SETS
-from braidlm.evals.finetuning.labelled_task import Examples, LabelledTask, read_examples, task_result
+from braidlm.evals.finetuning.labelled_task import Examples, LabelledTask, read_examples
 from braidlm.evals.finetuning.loop import fine_tune, hyperparameters_for, seeds_for
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.task_data import find_data
@@ -70,7 +70,7 @@ def measured(task: LabelledTask, name: str, real: bool, model: EvaluatedModel, r
     encoded = time.perf_counter() - start
     seeds = seeds_for(model.settings)
     tuned = [fine_tune(model.model, tokenized, hyperparameters, seed, replay=replay) for seed in seeds]
-    result = task_result(name, tokenized, hyperparameters, seeds, tuned, task.data_set)
+    result = task.result(name, hyperparameters, seeds, tuned)
     _wait(model.device)
     epochs = sum(len(one.scores) for one in tuned)
     steps = epochs * (len(tokenized.train) // min(hyperparameters.batch_size, len(tokenized.train)))

@@ -68,7 +68,7 @@ DIGITS = 5
 def mean_influences(values: np.ndarray | Sequence[float]) -> list[float]:
     """The influences on a score that is the mean over all items."""
     values = np.asarray(values, dtype=np.float64)
-    return _rounded(values - values.mean())
+    return np.round(values - values.mean(), DIGITS).tolist()
 
 
 def set_influences(
@@ -76,19 +76,18 @@ def set_influences(
 ) -> list[float]:
     """The influences on a score that is a weighted sum of the means of sets."""
     values = np.asarray(values, dtype=np.float64)
-    names = list(weights)
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = {name: number for number, name in enumerate(weights)}
     of = np.array([numbers[name] for name in sets])
-    counts = np.bincount(of, minlength=len(names))
-    means = np.bincount(of, values, len(names)) / np.maximum(counts, 1)
-    scale = np.array([weights[name] for name in names]) * len(values) / np.maximum(counts, 1)
-    return _rounded(scale[of] * (values - means[of]))
+    counts = np.maximum(np.bincount(of, minlength=len(weights)), 1)
+    means = np.bincount(of, values, len(weights)) / counts
+    scale = np.array(list(weights.values())) * len(values) / counts
+    return np.round(scale[of] * (values - means[of]), DIGITS).tolist()
 
 
 def ratio_influences(numerators: np.ndarray, denominators: np.ndarray) -> list[float]:
     """The influences on a score that is a ratio of sums, such as bits per byte."""
     residuals = numerators - numerators.sum() / denominators.sum() * denominators
-    return _rounded(residuals * len(numerators) / denominators.sum())
+    return np.round(residuals * len(numerators) / denominators.sum(), DIGITS).tolist()
 
 
 def difference_error(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -98,10 +97,6 @@ def difference_error(first: Sequence[float], second: Sequence[float]) -> float |
         return None
     differences = np.asarray(first) - np.asarray(second)
     return float(np.sqrt(np.square(differences).sum() * count / (count - 1)) / count)
-
-
-def _rounded(values: np.ndarray) -> list[float]:
-    return np.round(values, DIGITS).tolist()
 
 
 THRESHOLD = 2.0
@@ -122,18 +117,12 @@ def _comparison(results: dict[str, TaskResult]) -> Comparison:
     sign = 1 if next(iter(results.values())).higher_is_better else -1
     best, second = sorted(results, key=lambda name: -sign * results[name].score)[:2]
     difference = sign * (results[best].score - results[second].score)
-    error, paired = _error(results[best], results[second])
+    one, other = (results[name].items.get(INFLUENCE, []) for name in (best, second))
+    errors = [error for name in (best, second) if (error := results[name].standard_error) is not None]
+    paired = bool(one and other and len(one) == len(other))
+    error = difference_error(one, other) if paired else math.hypot(*errors) if len(errors) == 2 else None
     clear = error is not None and error > 0 and difference > THRESHOLD * error
     return Comparison(best, second, difference, error, paired, clear)
-
-
-def _error(best: TaskResult, second: TaskResult) -> tuple[float | None, bool]:
-    one, other = best.items.get(INFLUENCE), second.items.get(INFLUENCE)
-    if one and other and len(one) == len(other):
-        return difference_error(one, other), True
-    if best.standard_error is None or second.standard_error is None:
-        return None, False
-    return math.hypot(best.standard_error, second.standard_error), False
 
 
 def check_scipy() -> None:

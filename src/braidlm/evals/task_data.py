@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import atomic_folder, write_text
 from braidlm.core.reading import given_path
-from braidlm.data.sources.rows import hub_library, hub_name, hub_parts
+from braidlm.data.sources.rows import hub_library, hub_name
 from braidlm.evals.tasks import TASKS
 from braidlm.evals.tasks.task import HUB, HubSource
 
@@ -52,85 +53,74 @@ def find_data(
             raise BraidError(f"data is given for '{name}', which is not evaluated.{did_you_mean(name, tasks)}")
         if TASKS[name].built_in:
             raise BraidError(f"data is given for '{name}', which makes its items itself", todo="Leave it out.")
-    paths, missing, collections = {}, [], []
+    folder, paths, missing, collections = data_root(root), {}, [], []
     on_hub = {name: str(location) for name, location in own.items() if str(location).startswith(HUB)}
     for name in (name for name in tasks if name not in on_hub):
         path = given_path(own[name]) if name in own else data_here(name, root)
-        if path is not None and (path == BUILT_IN or path.exists()):
-            paths[name] = path
-        elif path is not None:
+        if path is None:
+            fetch, collection = (
+                re.sub(r"\bDATA\b", lambda _: shlex.quote(str(folder)), text)
+                for text in (TASKS[name].fetch, TASKS[name].collection)
+            )
+            missing.append(f"{name}: its data is not in {folder}. {fetch}")
+            collections.append(collection)
+        elif path != BUILT_IN and not path.exists():
             missing.append(f"{name}: there is no file or folder {path}")
         else:
-            missing.append(f"{name}: its data is not in {data_root(root)}. {_with_folder(TASKS[name].fetch, root)}")
-            collections.append(_with_folder(TASKS[name].collection, root))
+            paths[name] = path
     if missing:
         raise BraidError("\n".join([*missing, *filter(None, dict.fromkeys(collections))]), todo=todo)
-    paths |= {name: fetch_from_hub(source, TASKS[name].hub, data_root(root)) for name, source in on_hub.items()}
+    paths |= {name: fetch_from_hub(source, TASKS[name].hub, folder) for name, source in on_hub.items()}
     return {name: paths[name] for name in tasks}
-
-
-def _with_folder(text: str, root: StrPath | None) -> str:
-    """Instructions to get data, with the data folder in them."""
-    return re.sub(r"\bDATA\b", lambda _: shlex.quote(str(data_root(root))), text)
-
-
-HUB_FOLDER, ALL = "hub", "all"
 
 
 def fetch_from_hub(name: str, default: HubSource | None, root: Path) -> Path:
     """The folder with the rows of a data set (`hub:NAME`), a file for each split or set."""
     if default is None:
         raise BraidError("this task is not read from the Hub", name, "Give a file or a folder.")
-    source = _source(name.removeprefix(HUB), default)
+    repository, _, split = name.removeprefix(HUB).partition(":")
+    repository, _, revision = repository.partition("@")
+    splits = (split,) if split else default.splits
+    source = replace(default, name=repository or default.name, splits=splits, revision=revision or None)
     is_local = given_path(source.name).is_dir()
     folder_name = Path(source.name).name if is_local else source.name.replace("/", "--")
-    folder = root / HUB_FOLDER / "@".join(filter(None, (folder_name, source.revision)))
-    if default.sets:
-        if is_local or not (folder / ALL).is_dir():
-            _write_sets(source, folder / ALL)
-        return folder / ALL
-    folder /= default.config or "default"
-    files = {split: folder / f"{split}.jsonl" for split in source.splits}
-    if is_local or not all(file.exists() for file in files.values()):
-        for split, rows in _load(source, HUB + source.name).items():
-            _write_rows(files[split], rows)
+    folder = root / "hub" / "@".join(filter(None, (folder_name, source.revision)))
+    folder /= "all" if default.sets else default.config or "default"
+    if not default.sets:
+        files = {split: folder / f"{split}.jsonl" for split in source.splits}
+        if is_local or not all(file.exists() for file in files.values()):
+            for split, rows in _load(source).items():
+                _write_rows(files[split], rows)
+    elif is_local or not folder.is_dir():
+        configs = _configs(source)
+        # A file for each configuration; atomically, so that an interrupted download leaves nothing behind.
+        with atomic_folder(folder, replace=True) as part:
+            for config in configs:
+                (rows,) = _load(replace(source, config=config, splits=source.splits[:1])).values()
+                _write_rows(part / f"{config}.jsonl", rows)
     return folder
-
-
-def _write_sets(source: HubSource, folder: Path) -> None:
-    """Write a file for each configuration; atomically, so that an interrupted download leaves nothing behind."""
-    where, split = HUB + source.name, source.splits[0]
-    configs = _configs(source, where)
-    with atomic_folder(folder, replace=True) as part:
-        for config in configs:
-            rows = _load(replace(source, config=config, splits=(split,)), where)[split]
-            _write_rows(part / f"{config}.jsonl", rows)
 
 
 def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def _source(text: str, default: HubSource) -> HubSource:
-    name, split, revision = hub_parts(text)
-    return replace(
-        default, name=name or default.name, splits=(split,) if split else default.splits, revision=revision or None
-    )
-
-
-def _load(source: HubSource, where: str) -> dict[str, Sequence[dict[str, Any]]]:
-    configs = _configs(source, where)
+def _load(source: HubSource) -> dict[str, Sequence[dict[str, Any]]]:
+    """The rows of each split."""
+    configs = _configs(source)
     config = source.config if source.config in configs or len(configs) != 1 else configs[0]
-    with hub_library(where, _splits(source)) as library:
-        options = {"revision": source.revision, "streaming": True}
-        name = hub_name(source.name)
-        return {split: list(library.load_dataset(name, config, split=split, **options)) for split in source.splits}
+    options = {"revision": source.revision, "streaming": True}
+    with _library(source) as library:
+        return {
+            split: list(library.load_dataset(hub_name(source.name), config, split=split, **options))
+            for split in source.splits
+        }
 
 
-def _configs(source: HubSource, where: str) -> list[str]:
-    with hub_library(where, _splits(source)) as library:
+def _configs(source: HubSource) -> list[str]:
+    with _library(source) as library:
         return list(library.get_dataset_config_names(hub_name(source.name), revision=source.revision))
 
 
-def _splits(source: HubSource) -> str:
-    return f"It is to have the splits {', '.join(source.splits)}."
+def _library(source: HubSource) -> AbstractContextManager[Any]:
+    return hub_library(HUB + source.name, f"It is to have the splits {', '.join(source.splits)}.")

@@ -20,8 +20,8 @@ from braidlm.model.config.strict import decode
 BABYLM_FOLDERS = (*babylm_locations("full_eval/glue_filtered")[:-1], "glue-2024/glue_filtered", "glue_filtered")
 CORRELATION = "Pearson and Spearman"
 """The metric that is the mean of both, as in GLUE for STS-B."""
-LABEL_RANGE = (0.0, 5.0)
-"""The range of labels that are numbers."""
+MAX_LABEL = 5.0
+"""The largest label that is a number; the smallest is 0."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from braidlm.core.models.adapters import check_peft
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.classifier import encode
 from braidlm.evals.finetuning.data_sets import (
-    LABEL_RANGE,
+    MAX_LABEL,
     DataSet,
     Files,
     all_metrics,
@@ -36,8 +36,6 @@ from braidlm.evals.results import TaskResult
 from braidlm.evals.rows import Row, files_of, json_rows, table_rows
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.statistics import check_scipy
-
-LABEL = "label"
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class LabelledTask:
         for finished, seed in enumerate(seeds, 1):
             tuned.append(fine_tune(model.model, data, hyperparameters, seed, add))
             add(finished * tokens_per_seed - done)  # a seed that ends early counts as whole
-        return task_result(task, data, hyperparameters, seeds, tuned, self.data_set)
+        return self.result(task, hyperparameters, seeds, tuned)
 
     def tokenize(self, model: EvaluatedModel, hyperparameters: Hyperparameters) -> TokenizedData:
         """The examples as this model's tokens, on its device."""
@@ -101,46 +99,39 @@ class LabelledTask:
         classes, metric = self.data_set.classes, self.data_set.metric
         return TokenizedData(train, self.train.labels, valid, self.valid.labels, classes, metric, max_length)
 
-
-def task_result(
-    task: str,
-    data: TokenizedData,
-    hyperparameters: Hyperparameters,
-    seeds: list[int],
-    tuned: list[FineTunedModel],
-    data_set: DataSet,
-) -> TaskResult:
-    """The result over all seeds."""
-    metric, labels, classes = data.metric, data.valid_labels, data.classes
-    metrics = [all_metrics(one.answers, labels, classes) for one in tuned]
-    scores = [values[metric] for values in metrics]
-    also = {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0] if name != metric}
-    errors = [standard_error(metric, one.answers, labels, classes) for one in tuned]
-    of_items = [error for error in errors if error is not None]
-    of_seeds = float(np.var(scores, ddof=1)) / len(scores) if len(scores) > 1 else 0.0
-    notes = {
-        "method": hyperparameters.method,
-        "seeds": {str(seed): score for seed, score in zip(seeds, scores, strict=True)},
-        "spread": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
-        "best epochs": [one.best_epoch for one in tuned],
-        "epochs": [len(one.scores) for one in tuned],
-        "trained parameters": tuned[0].trained,
-        "examples": len(data.train),
-    }
-    if classes is not None:
-        notes["majority class"] = constant_answer("accuracy", labels, classes)
-    return TaskResult(
-        task=task,
-        metric=f"{metric}, %",
-        score=float(np.mean(scores)),
-        count=len(labels),
-        # The error of the mean over seeds, over samples of items and of seeds.
-        standard_error=math.sqrt(float(np.mean(of_items)) ** 2 + of_seeds) if of_items else None,
-        chance=constant_answer(metric, labels, classes),
-        also=also,
-        notes=notes,
-        items={data_set.name: tuned[0].answers.tolist()},
-    )
+    def result(
+        self, task: str, hyperparameters: Hyperparameters, seeds: list[int], tuned: list[FineTunedModel]
+    ) -> TaskResult:
+        """The result over all seeds."""
+        metric, labels, classes = self.data_set.metric, self.valid.labels, self.data_set.classes
+        metrics = [all_metrics(one.answers, labels, classes) for one in tuned]
+        scores = [values[metric] for values in metrics]
+        errors = [standard_error(metric, one.answers, labels, classes) for one in tuned]
+        of_items = [error for error in errors if error is not None]
+        of_seeds = float(np.var(scores, ddof=1)) / len(scores) if len(scores) > 1 else 0.0
+        notes = {
+            "method": hyperparameters.method,
+            "seeds": {str(seed): score for seed, score in zip(seeds, scores, strict=True)},
+            "spread": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
+            "best epochs": [one.best_epoch for one in tuned],
+            "epochs": [len(one.scores) for one in tuned],
+            "trained parameters": tuned[0].trained,
+            "examples": len(self.train),
+        }
+        if classes is not None:
+            notes["majority class"] = constant_answer("accuracy", labels, classes)
+        return TaskResult(
+            task=task,
+            metric=f"{metric}, %",
+            score=float(np.mean(scores)),
+            count=len(labels),
+            # The error of the mean over seeds, over samples of items and of seeds.
+            standard_error=math.sqrt(float(np.mean(of_items)) ** 2 + of_seeds) if of_items else None,
+            chance=constant_answer(metric, labels, classes),
+            also={name: float(np.mean([values[name] for values in metrics])) for name in metrics[0] if name != metric},
+            notes=notes,
+            items={self.data_set.name: tuned[0].answers.tolist()},
+        )
 
 
 def read_labelled(data_set: DataSet, path: Path) -> LabelledTask:
@@ -157,25 +148,24 @@ def read_labelled(data_set: DataSet, path: Path) -> LabelledTask:
 
 
 def _layout(data_set: DataSet, path: Path) -> Files:
-    """The layout whose files exist."""
+    """The layout whose files exist, by preference the one that has the given file."""
     folder = path.parent if path.is_file() else path
-    there = {
-        files: [name for name in (files.train, files.valid) if (folder / name).is_file()] for files in data_set.files
-    }
-    complete = [files for files, names in there.items() if len(names) == 2]
-    named = [files for files in complete if path.is_file() and files.train == path.name]
+    complete, partial = [], []
+    for files in data_set.files:
+        missing = [name for name in (files.train, files.valid) if not (folder / name).is_file()]
+        complete += [] if missing else [files]
+        partial += [(files, missing[0])] if len(missing) == 1 else []
     if complete:
-        return (named or complete)[0]
-    partial = [(files, names[0]) for files, names in there.items() if names]
+        return next((files for files in complete if path.is_file() and files.train == path.name), complete[0])
     if not partial:
         names = [f"{files.train} and {files.valid}" for files in data_set.files]
         raise BraidError(f"there is no data of {data_set.task} here", str(folder), f"It is {', or '.join(names)}.")
-    files, present = partial[0]
-    missing = files.train if present == files.valid else files.valid
+    files, absent = partial[0]
+    present = files.train if absent == files.valid else files.valid
     raise BraidError(
-        f"{present} is here, and {missing} is not: {data_set.task} needs examples to learn from and examples to judge",
+        f"{present} is here, and {absent} is not: {data_set.task} needs examples to learn from and examples to judge",
         str(folder),
-        f"Put {missing} beside it, or give another folder with `--data {data_set.task}=FOLDER`.",
+        f"Put {absent} beside it, or give another folder with `--data {data_set.task}=FOLDER`.",
     )
 
 
@@ -203,22 +193,21 @@ def _texts(data_set: DataSet, row: Row) -> tuple[str, str | None]:
 
 
 def _label(data_set: DataSet, row: Row) -> float:
-    value = row.value(LABEL)
+    value = row.value("label")
     shown = json.dumps(value)[:40]
     if data_set.labels is None:
-        low, high = LABEL_RANGE
         try:
             number = float(value)
         except (TypeError, ValueError):
             number = math.nan
-        if not low <= number <= high:
+        if not 0 <= number <= MAX_LABEL:
             raise row.error(
-                f"the label {shown} is not a number from {low:g} to {high:g}, as those of {data_set.name} are"
+                f"the label {shown} is not a number from 0 to {MAX_LABEL:g}, as those of {data_set.name} are"
             )
         return number
-    if isinstance(value, str) and value.strip() in data_set.labels:
-        return data_set.labels.index(value.strip())
     name = str(int(value)) if isinstance(value, bool) else str(value).strip()
+    if isinstance(value, str) and name in data_set.labels:
+        return data_set.labels.index(name)
     if name not in map(str, range(len(data_set.labels))):
         listed = ", ".join(f"{number} ({name})" for number, name in enumerate(data_set.labels))
         raise row.error(f"the label {shown} is none of those of {data_set.name}: {listed}")

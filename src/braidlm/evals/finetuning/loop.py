@@ -145,8 +145,8 @@ class TrainingStep:
         )
         self.loss = torch.zeros((), device=device)
         """The sum of all steps' losses since it was last set to zero."""
-        self.graphs: dict[torch.Size, CapturedStep | None] = {}
-        """The graphs by shape; None where a shape has been seen once and not captured."""
+        self.graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, list[Tensor]] | None] = {}
+        """CUDA graphs of a step, and the batch that they read, by shape; None where a shape was seen once."""
 
     def __call__(self, ids: Tensor, last_positions: Tensor, labels: Tensor, rate: float) -> None:
         """Train on one batch."""
@@ -154,19 +154,29 @@ class TrainingStep:
             self.rate.fill_(rate)
         else:
             self.optimizer.param_groups[0]["lr"] = rate
+        batch = (ids, last_positions, labels)
         if not self.replays or ids.shape not in self.graphs:
-            self.train(ids, last_positions, labels)
+            self.train(*batch)
             self.graphs[ids.shape] = None  # warm: kernels are tuned and the optimizer has its state
             return
-        graph = self.graphs[ids.shape]
-        if graph is None:
-            try:
-                graph = self.graphs[ids.shape] = CapturedStep(self, ids, last_positions, labels)
-            except RuntimeError:  # some part of this model synchronizes, which a capture does not allow
-                self.replays = False
-                self.train(ids, last_positions, labels)
-                return
-        graph.replay(ids, last_positions, labels)
+        try:
+            graph, static = self.graphs[ids.shape] or self._captured(*batch)
+        except RuntimeError:  # some part of this model synchronizes, which a capture does not allow
+            self.replays = False
+            self.train(*batch)
+            return
+        for old, new in zip(static, batch, strict=True):
+            old.copy_(new)
+        graph.replay()
+
+    def _captured(self, *batch: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+        static, graph = [tensor.clone() for tensor in batch], torch.cuda.CUDAGraph()
+        self.optimizer.zero_grad(set_to_none=True)  # gradients are allocated in the graph's own memory
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            self.train(*static)
+        self.graphs[batch[0].shape] = graph, static
+        return graph, static
 
     def train(self, ids: Tensor, last_positions: Tensor, labels: Tensor) -> None:
         """The step itself; it does not synchronize."""
@@ -181,23 +191,6 @@ class TrainingStep:
         (loss + routing_loss / len(outputs)).backward()  # the mean over members of what each would have alone
         self.optimizer.step()
         self.loss += loss.detach()
-
-
-class CapturedStep:
-    """A step captured as a CUDA graph for one shape."""
-
-    def __init__(self, step: TrainingStep, *batch: Tensor):
-        self.batch = [tensor.clone() for tensor in batch]
-        self.graph = torch.cuda.CUDAGraph()
-        step.optimizer.zero_grad(set_to_none=True)  # gradients are allocated in the graph's own memory
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph):
-            step.train(*self.batch)
-
-    def replay(self, *batch: Tensor) -> None:
-        for static, new in zip(self.batch, batch, strict=True):
-            static.copy_(new)
-        self.graph.replay()
 
 
 def autocast(device: torch.device) -> torch.autocast:
@@ -310,13 +303,10 @@ def _train(
             parameter.copy_(value)
 
 
-def _multiple(device: torch.device) -> int:
-    return WIDTH_MULTIPLE.get(device.type, WIDTH_MULTIPLE["cpu"])
-
-
 def _ids(data: TokenizedData, texts: EncodedTexts, indices: np.ndarray, index: Tensor) -> Tensor:
     """The tokens of some texts, padded to the width of the longest, rounded up."""
-    width = padded_width(int(texts.lengths[indices].max()), _multiple(texts.ids.device), data.max_length)
+    multiple = WIDTH_MULTIPLE.get(texts.ids.device.type, WIDTH_MULTIPLE["cpu"])
+    width = padded_width(int(texts.lengths[indices].max()), multiple, data.max_length)
     ids = texts.ids[index, :width]
     return F.pad(ids, (0, width - ids.shape[1]))
 
@@ -326,9 +316,9 @@ def predict(classifier: Any, data: TokenizedData, texts: EncodedTexts) -> np.nda
     """[texts] the classes or numbers that a classifier predicts."""
     classifier.eval()
     device = texts.ids.device
-    max_tokens = TOKENS_PER_PASS.get(device.type, TOKENS_PER_PASS["cpu"])
+    max_tokens, multiple = (each.get(device.type, each["cpu"]) for each in (TOKENS_PER_PASS, WIDTH_MULTIPLE))
     order, outputs = [], []
-    for indices in evaluation_batches(texts.lengths, max_tokens, _multiple(device), data.max_length):
+    for indices in evaluation_batches(texts.lengths, max_tokens, multiple, data.max_length):
         index = torch.from_numpy(indices).to(device)
         with autocast(device):
             logits, _ = classify(classifier, _ids(data, texts, indices, index), texts.last_positions[index])
