@@ -10,7 +10,7 @@ import pytest
 
 import braidlm
 from braidlm.core.catalogue import attribute_docs, list_options
-from braidlm.model.attention.softmax import SoftmaxAttention
+from braidlm.model.attention.attention import SoftmaxAttention
 from braidlm.model.config.registry import PARTS
 from braidlm.model.dropout import BlockDropout
 from braidlm.model.stages import BlockStage

@@ -13,7 +13,7 @@ from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.kernels.lowerings.feeds import first_linear
 from braidlm.kernels.routed.choices import MAX_FEW
 from braidlm.kernels.routed.permutation import TILE, row_bound
-from braidlm.model.feed.routed import RoutedFeed
+from braidlm.model.feed.feeds import RoutedFeed
 from tests.kernels.comparison import TOLERANCES, assert_close, side_stream
 from tests.kernels.whole_models import plain_stream, results
 from tests.tiny_models import random_ids, tiny_model

@@ -15,7 +15,7 @@ from braidlm.core.errors import BraidError
 from braidlm.edits.account import Account, Derived, Part
 from braidlm.edits.criteria import Criterion
 from braidlm.inspection.texts import DataSource, windows_of
-from braidlm.model.attention.routed import span_for_scope
+from braidlm.model.attention.experts import span_for_scope
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter

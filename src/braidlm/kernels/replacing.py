@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from braidlm.model.attention.softmax import SoftmaxAttention
+from braidlm.model.attention.attention import SoftmaxAttention
 from braidlm.model.feed.feeds import SwiGLU
 from braidlm.model.heads.ends import LinearHead
 from braidlm.model.heads.losses import IGNORED

@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention.attention import attentions
-from .attention.routed import attention_part
+from .attention.experts import attention_part
 from .config.ranges import Layers
 from .config.registry import Choice, Registry, inherit
 from .config.strict import PartOf
 from .dropout import BlockDropout, Dropout, set_rates
 from .errors import BraidError
-from .feed.feeds import feeds
-from .feed.routed import feed_part
+from .feed.feeds import feed_part, feeds
 from .norms import norms
 from .routing.router import TopKRouter
 from .routing.routing import Routings

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
+from braidlm.model.attention.attention import SoftmaxAttention
 from braidlm.model.attention.positions import RotaryPositions, position_kinds
-from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode
 from braidlm.model.span import Span, make_masks, positions_from_mask, rotations_for

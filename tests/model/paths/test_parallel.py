@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from braidlm.core.decoding.decoder import Decoder
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
-from braidlm.model.attention.softmax import SoftmaxAttention, attentions
+from braidlm.model.attention.attention import SoftmaxAttention, attentions
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import blocks_in_layer

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.model.errors import BraidError
 from braidlm.model.paths.project import ExpertProjection, ProjectionExpertsConfig
-from braidlm.model.routing.dispatch import Bank, Groups, dispatch, dispatch_by_mask, grouped_product, is_sparse
+from braidlm.model.routing.dispatch import Groups, grouped_product, is_sparse, sort_by_expert
 from braidlm.model.routing.router import RouterConfig
 from tests.tiny_models import random_ids, randomised, tiny_config, tiny_model
 
@@ -26,12 +26,10 @@ def projection(kind: str, experts: int, top_k: int, bias: bool, **router: object
 def with_both_methods(module: ExpertProjection, rows: Tensor) -> list[list[Tensor]]:
     """Output and gradients of each method."""
     results = []
-    for method in (dispatch, dispatch_by_mask):
+    for module.compute in ("sparse", "dense"):
         module.zero_grad()
         inputs = rows.clone().requires_grad_()
-        routing = module.router(inputs[None])
-        bank: Bank = module.bank
-        out = method(inputs, routing.chosen_BTK[0], routing.weights_BTK[0], len(module.router.choices), bank)
+        out = module(inputs[None])[0][0]
         (out * torch.arange(1.0, 1 + out.shape[1])).square().sum().backward()
         assert inputs.grad is not None
         results.append(
@@ -43,10 +41,10 @@ def with_both_methods(module: ExpertProjection, rows: Tensor) -> list[list[Tenso
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", ["linear", "swiglu"])
 @pytest.mark.parametrize(("experts", "top_k"), [(4, 1), (4, 2), (4, 4), (1, 1)])
-def test_sparse_equals_mask(kind: str, experts: int, top_k: int, bias: bool) -> None:
+def test_sparse_equals_dense(kind: str, experts: int, top_k: int, bias: bool) -> None:
     rows = torch.randn(13, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    sparse, masked = with_both_methods(projection(kind, experts, top_k, bias), rows)
-    for a, b in zip(sparse, masked, strict=True):
+    sparse, dense = with_both_methods(projection(kind, experts, top_k, bias), rows)
+    for a, b in zip(sparse, dense, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
@@ -61,8 +59,11 @@ def test_any_choice_is_dispatched(experts: int, count: int, data: st.DataObject)
     rows = torch.randn(count, 8, dtype=torch.float64, generator=generator)
     weights = torch.rand(count, top_k, dtype=torch.float64, generator=generator)
     module = projection("swiglu", experts, 1, True)
-    outputs = [method(rows, chosen, weights, experts, module.bank) for method in (dispatch, dispatch_by_mask)]
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-10)
+    permutation = sort_by_expert(chosen, experts)
+    sparse = permutation.combine(module.expert_rows(rows[None], permutation), weights)
+    weights_TE = torch.zeros(count, experts, dtype=torch.float64).scatter_add(1, chosen, weights)
+    dense = (module.expert_outputs(rows[None])[:, 0] * weights_TE.T[..., None]).sum(0)
+    torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-10)
 
 
 def test_weights_add_up_to_one_or_stay_as_they_were() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from braidlm.core.decoding.decoder import Decoder
-from braidlm.model.attention.softmax import attentions
+from braidlm.model.attention.attention import attentions
 from braidlm.model.config.registry import Choice
 from braidlm.model.feed.feeds import feeds
 from braidlm.model.modeling_braid import BraidForCausalLM

@@ -16,11 +16,11 @@ from braidlm.core.differences import changes
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import write_json
 from braidlm.core.reading import read_json
-from braidlm.model.attention.mixture_of_heads import MixtureOfHeads
+from braidlm.model.attention.experts import MixtureOfHeads
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Choices, Epsilon, Heads, Layers, Length, NonNegative, Rate, Size, VocabularySize
 from braidlm.model.config.strict import decode
-from braidlm.model.feed.routed import RoutedFeed
+from braidlm.model.feed.feeds import RoutedFeed
 
 ROUTERS = {"attention": "attn.q_proj.gate.w_gate", "feed": "mlpf.gate.w_gate"}
 """Our sublayers, and the matrices of their routers in IBM's code."""

@@ -12,10 +12,10 @@ from braidlm.edits.account import Account, Derived, Fresh, Part, columns, parts_
 from braidlm.edits.composing.layout import Layout, lay_out
 from braidlm.edits.composing.path_models import PathModel, PathShape, Section, aligned_sections
 from braidlm.inspection.layers import routing_modules
-from braidlm.model.attention.routed import MemberAttentionExperts
+from braidlm.model.attention.experts import MemberAttentionExperts
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
-from braidlm.model.feed.routed import RoutedFeedStack
+from braidlm.model.feed.feeds import RoutedFeedStack
 from braidlm.model.heads.ends import ModelEnd
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead, MixtureHead, PerPathNorm

@@ -41,9 +41,8 @@ from braidlm.kernels.ops.linear import BiasGradient, Linear
 from braidlm.kernels.replacing import kind_of
 from braidlm.kernels.routed.token_order import ToRows, ToTokens
 from braidlm.model.attention import stick_breaking
-from braidlm.model.attention.mixture_of_heads import MixtureOfHeads
-from braidlm.model.attention.routed import RoutedAttention
-from braidlm.model.attention.softmax import SoftmaxAttention
+from braidlm.model.attention.attention import SoftmaxAttention
+from braidlm.model.attention.experts import MixtureOfHeads, RoutedAttention
 
 ATTENTION = frozenset({"heads", "kv_heads", "head_dim", "bias", "out_bias", "window"})
 MAX_ATTENDED = 512
@@ -144,7 +143,7 @@ class RoutedAttentionLowering(RoutedLowering):
             stream, pending, norm, part.router, bank.qkv, context, permute_on_side=True
         )
         rows = grouped_linear(bank.out, attend_bank(bank, normed, dispatch, context), dispatch, context, gather=False)
-        delta = dispatch.combine(part.drop(rows), context.slots.get(bank.out))
+        delta = dispatch.combine(part.drop_output(rows), context.slots.get(bank.out))
         return stream, PendingAdd(delta), (dispatch.routing,)
 
 

@@ -32,8 +32,7 @@ from braidlm.kernels.routed.combine_norm import UncombinedSum
 from braidlm.kernels.routed.combined_feed import CombinedFeed
 from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
 from braidlm.kernels.routed.permutation import TILE, row_bound
-from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
-from braidlm.model.feed.routed import RoutedFeed
+from braidlm.model.feed.feeds import GEGLU, MLP, RoutedFeed, SwiGLU
 
 
 @lowers(SwiGLU)
@@ -129,7 +128,7 @@ class RoutedFeedLowering(RoutedLowering):
     def stacks(self, part: Any, rows: int, dtype: torch.dtype) -> list[SharedStack]:
         """The experts, the part beside them and a router with many choices read the same rows, and the gradient of the
         sum of experts and shared part is that of either."""
-        if part.drop.probability:  # with dropout, rows have gradients of their own
+        if part.drop_output.probability:  # with dropout, rows have gradients of their own
             return []
         bank, shared, tokens, top_k = part.bank, part.shared, rows, part.router.config.top_k
         into, scored = first_linear(bank), part.router.inner is None and not has_few_choices(part.router)
@@ -168,8 +167,8 @@ class RoutedFeedLowering(RoutedLowering):
         shared = None if part.shared is None else lowering_of(part.shared).feed_forward(part.shared, normed, context)
         dispatch.wait()
         bias = None if shared is None else shared.bias
-        if part.drop.probability:  # of each row, before the sum
-            delta = dispatch.combine(part.drop(grouped_feed(bank, normed, dispatch, context)))
+        if part.drop_output.probability:  # of each row, before the sum
+            delta = dispatch.combine(part.drop_output(grouped_feed(bank, normed, dispatch, context)))
             return stream, PendingAdd(delta if shared is None else delta + shared.delta, bias), (dispatch.routing,)
         up, out = feed_matrices(bank, context)
         # Where gradients have slots no layer is computed again, which would need the sum without the next norm.

@@ -1,12 +1,13 @@
-"""Attention: projections, a rotation, a cache, and a rule that turns scores into weights.
+"""Attention: projections, a rotation, a cache, and a rule that turns scores into weights: the softmax, here.
 
 The rule is what kinds of attention differ in. Heads may be multi-head, grouped-query or multi-query.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config.ranges import Heads, Length, Size
@@ -27,21 +28,34 @@ ABSENT = torch.inf
 """Marks the keys of tokens that a member does not see; it is part of the key, so that a cache keeps it too."""
 
 
-class AttentionRule(Protocol):
-    """How queries weigh keys. Tensors are [batch, head, time, dim]; several heads may share keys and values.
+class Softmax:
+    """The rule of softmax attention, and the pattern for others: how queries weigh keys.
 
-    `mask` is true where a query sees a key. Without one, with `causal`, it sees those up to its own position.
+    Tensors are [batch, head, time, dim]; several heads may share keys and values. `mask` is true where a query sees a
+    key. Without one, with `causal`, it sees those up to its own position.
     """
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, dropout: float
     ) -> Tensor:
-        """The outputs, without keeping the weights."""
+        """The outputs, without keeping the weights: torch's fused product."""
+        plain, shared = mask is None and causal, query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, plain, enable_gqa=shared)
 
     def attend_and_show(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, dropout: float
     ) -> tuple[Tensor, Tensor]:
         """The outputs and the weights [batch, head, time, key], by plain products."""
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        scores = (query @ key.mT) * query.shape[-1] ** -0.5
+        if mask is None and causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        # In float32 or wider: the sum of many small numbers would be rounded.
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        weights = F.dropout(scores.softmax(-1, dtype=wide).to(query.dtype), dropout)
+        return weights @ value, weights
 
 
 @dataclass
@@ -96,16 +110,18 @@ class AttentionHeads(nn.Module):
     records_weights = True
     """Whether it can show its attention weights."""
 
-    def __init__(self, config: AttentionConfig, width: int, rule: AttentionRule, dropout: float):
+    def __init__(self, config: AttentionConfig, width: int, rule: Any, dropout: float):
         super().__init__()
         if config.head_dim is None and width % config.heads:
             raise BraidError(f"width {width} does not divide into {config.heads} heads; set head_dim")
-        self.config, self.rule = config, rule
-        self.heads = config.heads
-        self.kv_heads = config.kv_heads or config.heads
+        self.config, self.rule, self.window = config, rule, config.window
+        self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.head_dim = config.head_dim or width // config.heads
-        self.window = config.window
+        self.inner = self.heads * self.head_dim
+        """The concatenated channels of all heads."""
         self.drop = Dropout(dropout)
+        self.copies = 1
+        """How many attentions of these heads there are: the members of a stack, or the experts of a bank."""
         self.query_share = 1.0
         """The share of the queries that is computed; less than 1 if a router chooses among experts."""
         self.pair_share = 1.0
@@ -113,10 +129,18 @@ class AttentionHeads(nn.Module):
         self.cache_slot = 0
         """The index of this layer in the cache, set by the model."""
 
-    @property
-    def inner(self) -> int:
-        """The concatenated channels of all heads."""
-        return self.heads * self.head_dim
+    def cached(self, query: Tensor, key: Tensor, value: Tensor, span: Span) -> Tensor:
+        """Outputs [batch, head, time, dim] of queries; keys and values go by way of the cache."""
+        mask, present = span.masks[self.window], span.present
+        if present is not None:
+            absent_BNT = ~present.transpose(0, 1).repeat_interleave(key.shape[1] // len(present), dim=1)
+            key = key.masked_fill(absent_BNT[..., None], ABSENT)
+        if span.cache is not None:
+            key, value = span.cache.update(key, value, self.cache_slot)
+        if present is not None:
+            key, mask = self._mask_absent_keys(key, mask, span)
+            mask = mask if mask.shape[1] == 1 else mask.repeat_interleave(self.heads, dim=1)
+        return self.weigh(query, key, value, mask, span)
 
     def weigh(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, span: Span) -> Tensor:
         """Outputs [batch, head, time, dim] by the rule; the weights are recorded if the caller asked for them."""
@@ -125,18 +149,22 @@ class AttentionHeads(nn.Module):
             queries, keys, values = (x.split((len(x) - span.two_way, span.two_way)) for x in (query, key, value))
             parts = zip(queries, keys, values, (True, False), strict=True)
             return torch.cat([self.rule.attend(q, k, v, None, way, self.drop.probability) for q, k, v, way in parts])
+        inputs = (query, key, value, mask, span.causal, self.drop.probability)
         if not span.eager:
-            return self.rule.attend(query, key, value, mask, span.causal, self.drop.probability)
-        output, weights = self.rule.attend_and_show(query, key, value, mask, span.causal, self.drop.probability)
+            return self.rule.attend(*inputs)  # type: ignore[no-any-return]
+        output, weights = self.rule.attend_and_show(*inputs)
         if span.record is not None:
             span.record.add_weights(self.shown(weights, span))
-        return output
+        return output  # type: ignore[no-any-return]
 
     def shown(self, weights: Tensor, span: Span) -> Tensor:
-        """The attention weights as the caller sees them: [batch, head, time, key]."""
-        return weights if span.present is None else weights * span.present[0, :, None, :, None]
+        """The attention weights as the caller sees them, [batch, head, time, key]: 0 for absent tokens."""
+        if span.present is None:
+            return weights
+        present_BNT = span.present.transpose(0, 1).repeat_interleave(weights.shape[1] // len(span.present), dim=1)
+        return weights * present_BNT[..., None]
 
-    def mask_absent_keys(self, key: Tensor, mask: Tensor | None, span: Span) -> tuple[Tensor, Tensor]:
+    def _mask_absent_keys(self, key: Tensor, mask: Tensor | None, span: Span) -> tuple[Tensor, Tensor]:
         """The keys with zeros for absent ones, and a mask [batch, member, time, key] that hides these."""
         present_BNS = key[..., 0] != ABSENT
         if mask is None:
@@ -149,10 +177,11 @@ class AttentionHeads(nn.Module):
         allowed_BMTS = allowed_BMTS | ~allowed_BMTS.any(-1, keepdim=True)
         return key.masked_fill(~present_BNS[..., None], 0.0), allowed_BMTS
 
-    def pairs(self, length: int) -> float:
-        """The pairs of query and key in a sequence of `length`."""
+    def score_flops(self, length: int) -> int:
+        """FLOPs per token of attention without the projections, averaged over a sequence of `length`."""
         window = min(self.window or length, length)
-        return self.pair_share * (window * (window + 1) // 2 + (length - window) * window)
+        pairs = self.pair_share * (window * (window + 1) // 2 + (length - window) * window)
+        return round(4 * self.inner * self.copies * self.query_share * pairs / length)
 
 
 class Attention(AttentionHeads):
@@ -165,18 +194,20 @@ class Attention(AttentionHeads):
     Config = AttentionConfig
 
     @classmethod
-    def rule_of(cls, config: Any) -> AttentionRule:
-        """The rule of this kind of attention."""
+    def rule_of(cls, config: Any) -> Any:
+        """The rule of this kind of attention, which has the methods of `Softmax`."""
         raise NotImplementedError("each kind of attention has its rule")
 
     def __init__(self, config: AttentionConfig, width: int, dropout: float = 0.0, stack: int | None = None):
         super().__init__(config, width, self.rule_of(config), dropout)
-        self.stack = stack
+        self.stack, self.copies = stack, stack or 1
         if not config.out_projection and self.inner != width:
             raise BraidError(f"without out_projection heads * head_dim ({self.inner}) must equal the width ({width})")
         self.qkv = linear(stack, width, self.inner + 2 * self.kv_heads * self.head_dim, config.bias)
         out_bias = config.bias if config.out_bias is None else config.out_bias
         self.out = linear(stack, self.inner, width, out_bias) if config.out_projection else None
+        self.cache_shape = (self.kv_heads * self.copies, self.head_dim)
+        """Number and size of the heads in a cache."""
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         heads = self._attend(self.qkv(hidden), span)
@@ -215,56 +246,31 @@ class Attention(AttentionHeads):
             query_key_BTNH = rotate(query_key_BTNH)
         query, key = query_key_BTNH.split((self.heads, self.kv_heads), dim=2)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        mask, present = span.masks[self.window], self._present(span)
-        folded = self._is_folded(span)
-        if present is not None:
-            key = key.masked_fill(~present.flatten(0, 1)[:, None, :, None], ABSENT)
-        if folded:
+        if self._is_folded(span):
             query, key, value = (self._as_heads(x) for x in (query, key, value))
-        if span.cache is not None:
-            key, value = span.cache.update(key, value, self.cache_slot)
-        if present is not None:
-            key, mask = self.mask_absent_keys(key, mask, span)
-            mask = mask.repeat_interleave(self.heads, dim=1)
-        output = self.weigh(query, key, value, mask, span)
-        if folded:
-            output = self._as_batch(output)
+            output = self.cached(query, key, value, span).unflatten(1, (self.stack, -1))
+            output = output.transpose(0, 1).flatten(0, 1)
+        else:
+            output = self.cached(query, key, value, span)
         return output.transpose(1, 2).reshape(*qkv.shape[:-1], self.inner)
 
     def _is_folded(self, span: Span) -> bool:
         """Caches and masks have the size of the batch: for them the members are concatenated along the heads."""
-        if self.stack is None:
-            return False
         masked = span.masks[self.window] is not None or span.two_way
-        return bool(masked) or span.cache is not None or span.present is not None
-
-    def shown(self, weights: Tensor, span: Span) -> Tensor:
-        if self.stack is not None and not self._is_folded(span):
-            weights = self._as_heads(weights)
-        present = self._present(span)
-        return weights if present is None else weights * self._present_queries(present)
-
-    def _present(self, span: Span) -> Tensor | None:
-        """[member, batch, time]: the tokens that each member sees; None: all of them."""
-        return None if span.present is None else span.present.expand(self.stack or 1, -1, -1)
-
-    def _present_queries(self, present_MBT: Tensor) -> Tensor:
-        """[batch, member x head, time, 1]: whether a member sees the token, and so attends to anything for it."""
-        return present_MBT.transpose(0, 1).repeat_interleave(self.heads, dim=1)[..., None]
+        return self.stack is not None and bool(masked or span.cache is not None or span.present is not None)
 
     def _as_heads(self, x: Tensor) -> Tensor:
         """[member x batch, head, time, dim] to [batch, member x head, time, dim]."""
         return x.unflatten(0, (self.stack, -1)).transpose(0, 1).flatten(1, 2)
 
-    def _as_batch(self, x: Tensor) -> Tensor:
-        """The inverse of `_as_heads`."""
-        return x.unflatten(1, (self.stack, -1)).transpose(0, 1).flatten(0, 1)
+    def shown(self, weights: Tensor, span: Span) -> Tensor:
+        return super().shown(weights if self.stack is None or self._is_folded(span) else self._as_heads(weights), span)
 
-    @property
-    def cache_shape(self) -> tuple[int, int]:
-        """Number and size of the heads in a cache."""
-        return self.kv_heads * (self.stack or 1), self.head_dim
 
-    def score_flops(self, length: int) -> int:
-        """FLOPs per token of attention without the projections, averaged over a sequence of `length`."""
-        return round(4 * self.inner * (self.stack or 1) * self.query_share * self.pairs(length) / length)
+@attentions.register("softmax")
+class SoftmaxAttention(Attention):
+    """The weights of the keys are the softmax of the scaled products with the query."""
+
+    @classmethod
+    def rule_of(cls, config: Any) -> Softmax:
+        return Softmax()

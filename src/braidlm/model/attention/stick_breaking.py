@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .attention import Attention, AttentionConfig, AttentionRule, attentions
+from .attention import Attention, AttentionConfig, attentions
 
 QUERIES_AT_ONCE = 128
 """Queries whose weights are in memory at once; the backward pass computes them again."""
 
 Rest = Literal["dropped", "current"]
-"""What becomes of the part of a stick that no key got: nothing, or the token's own value gets it."""
 
 
 def stick_breaking_weights(score_BNTS: Tensor, visible_BNTS: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,12 +59,10 @@ class StickBreaking:
     def attend_and_show(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, dropout: float
     ) -> tuple[Tensor, Tensor]:
-        shared_by = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(shared_by, dim=1) for x in (key, value))
-        time, keys = query.shape[2], key.shape[2]
-        position = torch.arange(keys, device=query.device)
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        position = torch.arange(key.shape[2], device=query.device)
         # A mask says which key is a query's own, the last that it sees: a fixed cache has room after that.
-        own = position[-time:, None] if mask is None else (mask * position).amax(-1, keepdim=True)
+        own = position[-query.shape[2] :, None] if mask is None else (mask * position).amax(-1, keepdim=True)
         visible = position < own + self.current
         visible = visible if mask is None else visible & mask
         weights, left_BNT = stick_breaking_weights((query @ key.mT) * query.shape[-1] ** -0.5, visible)
@@ -87,5 +84,5 @@ class StickBreakingAttention(Attention):
         """What becomes of the part of a stick that no key got: nothing, or the token's own value gets it."""
 
     @classmethod
-    def rule_of(cls, config: Any) -> AttentionRule:
+    def rule_of(cls, config: Any) -> StickBreaking:
         return StickBreaking(config.current, config.rest)

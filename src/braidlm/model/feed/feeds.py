@@ -1,21 +1,28 @@
-"""Feed-forward parts, which transform each token on its own."""
+"""Feed-forward parts, which transform each token on its own, and banks of them as experts."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config.ranges import Size
-from ..config.registry import Registry
+from ..config.registry import Choice, Registry
 from ..dropout import Dropout
-from ..routing.dispatch import Groups
-from ..routing.router import ExpertsConfig
+from ..routing.dispatch import Groups, Permutation, is_sparse, sort_by_expert
+from ..routing.router import (
+    ExpertsConfig,
+    RoutedExperts,
+    RouterStack,
+    TopKRouter,
+    check_stackable,
+    set_active_share,
+)
 from ..routing.routing import Routings
-from ..routing.stacked import apply_linear, expand_vector, linear, vector, with_trained_rows
+from ..routing.stacked import apply_linear, expand_vector, linear, stack_kwargs, vector, with_trained_rows
 
 feeds = Registry("feed-forward", third_party=True)
 
@@ -104,6 +111,15 @@ class GatedFeed(nn.Module):
         raise NotImplementedError("each kind of unit gates differently")
 
 
+@feeds.register("geglu")
+class GEGLU(GatedFeed):
+    """GELU-gated unit."""
+
+    def activate(self, gate_up: Tensor, groups: Groups | None) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate) * up
+
+
 @feeds.register("swiglu")
 class SwiGLU(GatedFeed):
     """Swish-gated unit (Llama)."""
@@ -128,10 +144,64 @@ class SwiGLU(GatedFeed):
         return gate * torch.sigmoid(beta * gate) * up
 
 
-@feeds.register("geglu")
-class GEGLU(GatedFeed):
-    """GELU-gated unit."""
+def feed_part(choice: Choice, width: int, stack: int | None, members: Sequence[str] = ()) -> nn.Module:
+    """A feed-forward part, or a bank of them with its router; or a stack of either, for these members."""
+    experts = getattr(choice.options, "experts", None)
+    if experts is None:
+        return feeds.build(choice, width, **stack_kwargs(stack))  # type: ignore[no-any-return]
+    check_stackable(feeds, choice)
+    if stack is None:
+        return RoutedFeed(choice, experts, width, TopKRouter(experts.router, width, experts.expert_names))
+    router = RouterStack(experts.router, width, experts.expert_names, members)
+    return RoutedFeedStack(choice, experts, width, router, stack)
 
-    def activate(self, gate_up: Tensor, groups: Groups | None) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.gelu(gate) * up
+
+class RoutedFeed(RoutedExperts, nn.Module):
+    """The weighted sum of the experts chosen for each token, plus the shared expert if there is one.
+
+    Experts and router read the normalised stream; the block adds the sum to the stream.
+    """
+
+    def __init__(
+        self, choice: Choice, config: FeedExpertsConfig, width: int, router: nn.Module, stack: int | None = None
+    ):
+        super().__init__()
+        self.config, self.compute, self.experts = choice.options, config.router.compute, len(config.expert_names)
+        self.router: Any = router
+        self.bank = feeds.build(choice, width, stack=(stack or 1) * self.experts)
+        self.drop_output = Dropout(kind="expert_outputs")
+        set_active_share(self.bank, config.active_share)
+        self.shared: nn.Module | None = None
+        if config.shared is not None:
+            shared = Choice(choice.kind, replace(choice.options, hidden=config.shared))
+            self.shared = feeds.build(shared, width, **stack_kwargs(stack))
+
+    def forward(self, normed: Tensor) -> tuple[Tensor, Routings]:
+        routing = self.router(normed)
+        output = self.mixed(normed, routing)
+        output = output if self.shared is None else output + self.shared(normed)[0]
+        return output, routing if isinstance(routing, tuple) else (routing,)
+
+    def expert_rows(self, normed: Tensor, permutation: Permutation, *others: Any) -> Tensor:
+        return self.bank(permutation.gather(normed.flatten(0, -2)), permutation.groups)[0]  # type: ignore[no-any-return]
+
+    def expert_outputs(self, normed: Tensor, *others: Any) -> Tensor:
+        return self.bank(normed[None])[0]  # type: ignore[no-any-return]
+
+
+class RoutedFeedStack(RoutedFeed):
+    """`RoutedFeed` for several members, [member, batch, time, width] in and out.
+
+    Expert e of member m is row m x experts + e of the bank, so that one dispatch serves the tokens of all members.
+    """
+
+    def mixed(self, normed: Tensor, routings: Any, may_be_sparse: bool = True, *others: Any) -> Tensor:
+        if is_sparse(self.compute, normed):
+            chosen = [r.chosen_BTK.flatten(0, 1) + member * self.experts for member, r in enumerate(routings)]
+            permutation = sort_by_expert(torch.cat(chosen), len(routings) * self.experts)
+            rows = self.drop_output(self.expert_rows(normed, permutation))
+            return permutation.combine(rows, torch.cat([r.weights_BTK.flatten(0, 1) for r in routings])).view_as(normed)
+        outputs, _ = self.bank(normed.repeat_interleave(self.experts, dim=0))
+        outputs_MEBTW = self.drop_output(outputs).unflatten(0, (-1, self.experts))
+        weights_MBTE = torch.stack([r.weights_BTN for r in routings]).to(outputs.dtype)
+        return torch.einsum("mebtw,mbte->mbtw", outputs_MEBTW, weights_MBTE)

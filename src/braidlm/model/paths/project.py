@@ -1,16 +1,16 @@
 """Project: a linear change of the stream's width, by one layer or by experts (MoEP)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config.ranges import Size
-from ..routing.dispatch import Groups, dispatch, is_sparse
-from ..routing.router import ExpertsConfig, TopKRouter, set_active_share
-from ..routing.routing import Routing, Routings
+from ..dropout import Dropout
+from ..routing.dispatch import Groups, Permutation
+from ..routing.router import ExpertsConfig, RoutedExperts, TopKRouter, set_active_share
+from ..routing.routing import Routings
 from ..routing.stacked import StackedLinear, apply_linear, without_residual
 from ..span import Span
 from ..stages import Stage, stage_kinds
@@ -26,41 +26,38 @@ class ProjectionExpertsConfig(ExpertsConfig):
     """Inner size of a gated expert; by default 4 x the output width."""
 
 
-class ExpertProjection(nn.Module):
+class ExpertProjection(RoutedExperts, nn.Module):
     """The weighted sum of the projections that the router chose for each token."""
 
     def __init__(self, config: ProjectionExpertsConfig, width: int, to: int, bias: bool):
         super().__init__()
         self.config, names, self.compute = config, config.expert_names, config.router.compute
-        self.router = TopKRouter(config.router, width, names)
+        self.router, self.drop_output = TopKRouter(config.router, width, names), Dropout()
         self.gate_up: nn.Module | None = None
         hidden = width
         if config.kind == "swiglu":
             hidden = config.hidden or 4 * to
             self.gate_up = StackedLinear(len(names), width, 2 * hidden, bias)
-            set_active_share(self.gate_up, config.router.top_k / len(names))
+            set_active_share(self.gate_up, config.active_share)
         self.out = without_residual(StackedLinear(len(names), hidden, to, bias))
-        set_active_share(self.out, config.router.top_k / len(names))
+        set_active_share(self.out, config.active_share)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
         routing = self.router(hidden)
-        project = self._sparse if is_sparse(self.compute, hidden) else self._dense
-        return project(hidden, routing).view(*hidden.shape[:-1], -1), (routing,)
+        return self.mixed(hidden, routing), (routing,)
 
-    def _sparse(self, hidden: Tensor, routing: Routing) -> Tensor:
-        chosen, weights = routing.chosen_BTK.flatten(0, -2), routing.weights_BTK.flatten(0, -2)
-        return dispatch(hidden.flatten(0, -2), chosen, weights, len(self.router.choices), self.bank)
+    def expert_rows(self, normed: Tensor, permutation: Permutation, *others: Any) -> Tensor:
+        return self._bank(permutation.gather(normed.flatten(0, -2)), permutation.groups)
 
-    def _dense(self, hidden: Tensor, routing: Routing) -> Tensor:
-        outputs = self.bank(hidden.flatten(0, -2)[None])
-        return torch.einsum("etw,te->tw", outputs, routing.weights_BTN.flatten(0, -2).to(outputs.dtype))
+    def expert_outputs(self, normed: Tensor, *others: Any) -> Tensor:
+        return self._bank(normed[None])
 
-    def bank(self, rows: Tensor, groups: Groups | None = None) -> Tensor:
-        """Run the experts on rows sorted by expert, or every expert on every row [1, row, width]."""
-        if self.gate_up is None:
-            return apply_linear(self.out, rows, groups)
-        gate, up = apply_linear(self.gate_up, rows, groups).chunk(2, dim=-1)
-        return apply_linear(self.out, F.silu(gate) * up, groups)
+    def _bank(self, rows: Tensor, groups: Groups | None = None) -> Tensor:
+        """Run the experts on rows sorted by expert, or every expert on every row [1, batch, time, width]."""
+        if self.gate_up is not None:
+            gate, up = apply_linear(self.gate_up, rows, groups).chunk(2, dim=-1)
+            rows = F.silu(gate) * up
+        return apply_linear(self.out, rows, groups)
 
 
 @stage_kinds.register("project")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..attention.attention import AttentionExpertsConfig, Scope
-from ..attention.routed import set_active_attention_share, span_for_scope
+from ..attention.experts import set_active_attention_share, span_for_scope
 from ..config.registry import Choice
 from ..errors import BraidError
 from ..feed.feeds import FeedExpertsConfig

@@ -1,9 +1,8 @@
 """Sparse dispatch: tokens are sorted by expert, multiplied by their experts' matrices and summed with their weights.
 
-The reference is `dispatch_by_mask`, which runs every expert on every token and gives weight 0 to those not chosen.
+The reference computes every expert on every token and gives weight 0 to those not chosen (compute `dense`).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,30 +121,6 @@ def sort_by_expert(chosen_TK: Tensor, experts: int) -> Permutation:
     counts = counts.scatter_add(0, expert_R, torch.ones_like(expert_R))
     row = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
     return Permutation(Groups(counts), order // chosen_TK.shape[1], expert_R, row.view_as(chosen_TK))
-
-
-Bank = Callable[[Tensor, Groups], Tensor]
-"""A function from sorted rows [rows, in] to their experts' outputs [rows, out]."""
-
-
-def dispatch(rows_TW: Tensor, chosen_TK: Tensor, weights_TK: Tensor, experts: int, bank: Bank) -> Tensor:
-    """The weighted sum of the outputs of each row's experts; only the chosen ones are computed."""
-    permutation = sort_by_expert(chosen_TK, experts)
-    return permutation.combine(bank(permutation.gather(rows_TW), permutation.groups), weights_TK)
-
-
-def dispatch_by_mask(rows_TW: Tensor, chosen_TK: Tensor, weights_TK: Tensor, experts: int, bank: Bank) -> Tensor:
-    """The reference for `dispatch`: every expert is computed on every row."""
-    weights_TE = torch.zeros(len(rows_TW), experts, dtype=weights_TK.dtype, device=rows_TW.device)
-    weights_TE = weights_TE.scatter_add(1, chosen_TK, weights_TK)
-    total: Tensor | float = 0.0
-    for expert in range(experts):
-        counts = torch.zeros(experts, dtype=torch.long, device=rows_TW.device)
-        counts[expert] = len(rows_TW)
-        outputs = bank(rows_TW, Groups(counts))
-        total = total + outputs * weights_TE[:, expert, None].to(outputs.dtype)
-    assert isinstance(total, Tensor)
-    return total
 
 
 def grouped_product(rows: Tensor, weight_EIO: Tensor, bias_EO: Tensor | None, groups: Groups) -> Tensor:

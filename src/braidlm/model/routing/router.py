@@ -14,7 +14,7 @@ from ..config.strict import PartOf
 from ..dropout import Dropout, leave_out
 from ..errors import BraidError
 from ..norms import norms
-from .dispatch import Compute
+from .dispatch import Compute, Permutation, is_sparse, sort_by_expert
 from .losses import check_losses
 from .routing import Routing, Routings
 from .stacked import PartlyTrained, StackedLinear
@@ -185,9 +185,8 @@ class TopKRouter(nn.Module):
 
 def _shares(scores_BTN: Tensor, silent: Tensor) -> Tensor:
     """The softmax of the choices' scores and the silent ones; only the choices' shares [batch, time, choices]."""
-    if not silent.shape[-1]:
-        return scores_BTN.softmax(-1)
-    return torch.cat((scores_BTN, silent), dim=-1).softmax(-1)[..., : scores_BTN.shape[-1]]
+    together = torch.cat((scores_BTN, silent), dim=-1) if silent.shape[-1] else scores_BTN
+    return together.softmax(-1)[..., : scores_BTN.shape[-1]]
 
 
 class RouterStack(nn.ModuleDict):
@@ -268,6 +267,36 @@ class ExpertsConfig:
         """The names."""
         assert isinstance(self.names, list)
         return self.names
+
+    @property
+    def active_share(self) -> float:
+        """The share of the experts that a token uses."""
+        return self.router.top_k / len(self.expert_names)
+
+
+class RoutedExperts:
+    """Mixed into parts that have a bank of experts and its router, which read the same stream."""
+
+    compute: Compute
+    drop_output: Dropout
+    router: TopKRouter
+
+    def mixed(self, normed: Tensor, routing: Routing, may_be_sparse: bool = True, *others: Any) -> Tensor:
+        """The weighted sum of the outputs of each token's experts; `others` is what experts read beside the stream."""
+        if not (may_be_sparse and is_sparse(self.compute, normed)):
+            outputs_EBTW = self.drop_output(self.expert_outputs(normed, *others))
+            return torch.einsum("ebtw,bte->btw", outputs_EBTW, routing.weights_BTN.to(outputs_EBTW.dtype))
+        permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.router.choices))
+        rows = self.drop_output(self.expert_rows(normed, permutation, *others))
+        return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).unflatten(0, normed.shape[:2])
+
+    def expert_outputs(self, normed: Tensor, *others: Any) -> Tensor:
+        """What every expert makes of every token, [expert, batch, time, width]."""
+        raise NotImplementedError("each bank has experts of another kind")
+
+    def expert_rows(self, normed: Tensor, permutation: Permutation, *others: Any) -> Tensor:
+        """What the chosen experts make of their tokens, in the rows of the permutation."""
+        raise NotImplementedError("each bank has experts of another kind")
 
 
 def set_active_share(bank: nn.Module, share: float) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from .dispatch import Groups, grouped_product
-from .routing import Routing
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -116,8 +115,3 @@ def fan_in(module: nn.Module, parameter: Tensor) -> int:
 def stack_kwargs(stack: int | None) -> dict[str, int]:
     """The keyword argument for a stack; parts that cannot be stacked have no such parameter."""
     return {} if stack is None else {"stack": stack}
-
-
-def weighted_sum(outputs_EBTW: Tensor, routing: Routing) -> Tensor:
-    """The sum over the members of a stack of their outputs for every token, weighted by the routing."""
-    return torch.einsum("ebtw,bte->btw", outputs_EBTW, routing.weights_BTN.to(outputs_EBTW.dtype))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
+from braidlm.model.attention.attention import Softmax
 from braidlm.model.attention.positions import NoPositions
-from braidlm.model.attention.softmax import Softmax
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.mixture_of_depths import MixtureOfDepths
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel, share_of_batch
