@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytes
     for block in marked_blocks(page):
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if block.file is not None:
+            if block.file.startswith("src/") and not Path("src").exists():
+                copy_checkout(tmp_path)
             Path(block.file).parent.mkdir(parents=True, exist_ok=True)
             Path(block.file).write_text(block.body, encoding="utf-8")
         elif block.language == "python":
@@ -49,26 +52,52 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytes
             run_shell(block, where)
 
 
+def copy_checkout(folder: Path) -> None:
+    """The sources, to which a page adds files as a developer would; commands run with these from then on."""
+    shutil.copytree(ROOT / "src", folder / "src")  # with what is compiled already
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+
+
 def run_shell(block: Block, where: str) -> None:
-    """Plain `braid` lines in this process, where torch is loaded already; what needs a shell, in one."""
+    """Plain `braid` lines in this process, where torch is loaded already; what needs a shell, in one.
+
+    Where the page has changed a checkout, another process runs all lines with its sources.
+    """
     assert block.language == "bash", f"{where}: only bash and python blocks can run"
-    for line in block.body.replace("\\\n", " ").splitlines():
+    lines = [line for line in block.body.replace("\\\n", " ").splitlines() if shlex.split(line, comments=True)]
+    if Path("src").is_dir():
+        run_outside([sys.executable, "-c", ALL_LINES, *lines], where, PYTHONPATH=str(Path("src").resolve()))
+        return
+    for line in lines:
         words = shlex.split(line, comments=True)
-        if not words:
-            continue
         if words[0] == "braid" and not FOR_THE_SHELL & set(QUOTED.sub("", line)):
             assert main(words[1:]) == 0, f"{where}: {line}"
         else:
-            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", line],
-                env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                text=True,
-                timeout=200,
-                check=False,
-            )
-            assert done.returncode == 0, f"{where}: {line}\n{done.stdout}\n{done.stderr}"
+            run_outside(["bash", "-euo", "pipefail", "-c", line], f"{where}: {line}")
+
+
+ALL_LINES = """
+import shlex, subprocess, sys
+from braidlm.cli.main import main
+for line in sys.argv[1:]:
+    verb, *words = shlex.split(line, comments=True)
+    code = main(words) if verb == "braid" else subprocess.call(["bash", "-euo", "pipefail", "-c", line])
+    assert code == 0, line
+"""
+
+
+def run_outside(command: list[str], where: str, **environment: str) -> None:
+    """Run a command in a process of its own, which must succeed."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, f"{where}\n{done.stdout}\n{done.stderr}"
 
 
 def test_the_tutorials_are_tested() -> None:
