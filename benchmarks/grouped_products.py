@@ -22,7 +22,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
 from braidlm.kernels.ops.launch import Blocks
-from braidlm.kernels.routed.combine import Combine, summed_rows
+from braidlm.kernels.routed.combine import Combine, combine
 from braidlm.kernels.routed.grouped.products import grouped_backward, grouped_forward
 from braidlm.kernels.routed.grouped.weights import WeightLayout, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import permute
@@ -184,7 +184,7 @@ class Shapes:
             "permute": lambda: permute(self.chosen, self.bank.experts, self.batch),
             "combine forward": lambda: Combine.apply(rows.detach(), self.weights.detach(), self.permutation),
             "mix forward and backward": there_and_back,
-            "sum of a token's rows": lambda: summed_rows(self.narrow, self.permutation),
+            "sum of a token's rows": lambda: combine(self.narrow, None, self.permutation),
         }
 
 

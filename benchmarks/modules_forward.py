@@ -23,7 +23,7 @@ from torch import Tensor
 from braidlm.core.models.presets import config_from
 from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.kernels.routed.combine import Combine
-from braidlm.kernels.routed.grouped.layers import GroupedFeed
+from braidlm.kernels.routed.grouped.layers import FeedConfig, GroupedFeed
 from braidlm.kernels.routed.permutation import permute
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.dispatch import sort_by_expert
@@ -86,9 +86,8 @@ def feed_rows(device: torch.device, tokens: int = 32768) -> list[dict[str, Any]]
     dense_out = (torch.randn(WIDTH, TOP_K * HIDDEN, device=device) * 0.02).bfloat16().requires_grad_()
 
     def braid() -> Tensor:
-        rows = GroupedFeed.apply(
-            x, up, up.detach(), None, out, out.detach(), None, None, permutation, "gelu_new", False, True
-        )
+        config = FeedConfig(permutation, "gelu_new", gated=False)
+        rows = GroupedFeed.apply(x, up, up.detach(), None, out, out.detach(), None, None, config)
         return Combine.apply(rows, weights, permutation)
 
     def grouped() -> Tensor:

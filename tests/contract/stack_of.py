@@ -15,8 +15,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from braidlm.kernels.routed import combined_feed, permutation, router, routing_measures
-from braidlm.kernels.routed.grouped import sums
+from braidlm.kernels.routed import permutation, router, routing_measures
+from braidlm.kernels.routed.grouped import layers, sums
 
 H200 = GPUTarget("cuda", 90, 32)
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -64,8 +64,8 @@ def kernels_of(experts: int) -> dict[str, int]:
         "count": stack_of(permutation._count, **counted),
         "scatter": stack_of(permutation._scatter_rows, **counted, COUNTS=permutation.CHUNKS, TILE=128),
         "weights": stack_of(
-            combined_feed._weights_gradient, **of_rows, WIDTH=384, PADDED_CHOICES=4, PARTS=4,
-            TOKENS=combined_feed.TOKENS, CHANNELS=combined_feed.CHANNELS,
+            layers._weights_gradient, **of_rows, WIDTH=384, PADDED_CHOICES=4, PARTS=4,
+            TOKENS=layers.TOKENS, CHANNELS=layers.CHANNELS,
         ),
         "sums": stack_of(
             sums._token_sums, **of_rows, OUTPUTS=384, TOKENS=sums.TOKENS, COLUMNS=sums.TOKEN_COLUMNS

@@ -26,9 +26,7 @@ def test_every_test_mirrors_a_file() -> None:
     assert not astray, "name these as the file that they test, or move them to tests/end_to_end"
 
 
-@pytest.mark.parametrize(
-    "name", ["training/test_lop.py", "training/test_loopy.py", "core/test_loop.py"]
-)
+@pytest.mark.parametrize("name", ["training/test_lop.py", "training/test_loopy.py", "core/test_loop.py"])
 def test_a_test_of_nothing_is_noticed(name: str) -> None:
     assert mirrored(TESTS / "training" / "test_loop_again.py")
     assert not mirrored(TESTS / name)

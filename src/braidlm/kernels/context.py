@@ -15,8 +15,7 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Folded, Folding
 from braidlm.kernels.ops.linear import Casts, Linear
 from braidlm.kernels.ops.norm import AddDelta
-from braidlm.kernels.routed.combine import UncombinedRows
-from braidlm.kernels.routed.combine_norm import UncombinedSum
+from braidlm.kernels.routed.combine import UncombinedRows, UncombinedSum
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 from braidlm.model.routing.routing import Routing, Routings
 

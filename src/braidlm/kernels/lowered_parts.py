@@ -17,7 +17,7 @@ from braidlm.kernels.gradient_stacks import ROWS, GradientSlot
 from braidlm.kernels.lowerings.lowering import LayerLowering, SharedStack, lowering_of, refusal
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Bank, Folding, fold
-from braidlm.kernels.routed.gradient_stacks import ROWS as GROUPED_ROWS
+from braidlm.kernels.routed.grouped.weights import STACKED_ROWS as GROUPED_ROWS
 from braidlm.model.config.registry import import_files
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.stages import Stage

@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from braidlm.kernels.routed.combine import Combine, plain_combine, summed_rows
+from braidlm.kernels.routed.combine import Combine, combine, plain_combine
 from braidlm.kernels.routed.permutation import Permutation, permute
 from tests.kernels.comparison import TOLERANCES, assert_close, assert_equal_with_gradients
 from tests.kernels.sorted_rows import CASES, choices, permuted, real_rows, with_padding
@@ -26,7 +26,7 @@ def check_combine(permutation: Permutation, chosen: Tensor, width: int, dtype: t
     Combine.apply(leaf, weights, permutation).backward(torch.randn(len(chosen), width, device=rows.device).to(dtype))
     assert not leaf.grad[:used][permutation.source[:used] < 0].any(), "padding rows must have a gradient of zeros"
     expected = plain_combine(rows.double(), torch.ones_like(weights), permutation)
-    assert_close(summed_rows(rows, permutation), expected, TOLERANCES[dtype], "the sum of a token's rows")
+    assert_close(combine(rows, None, permutation), expected, TOLERANCES[dtype], "the sum of a token's rows")
 
 
 @pytest.mark.parametrize("case", CASES)

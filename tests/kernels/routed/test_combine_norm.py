@@ -9,8 +9,7 @@ from torch import Tensor
 from braidlm.kernels.context import PendingAdd
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.norm import AddNorm, plain_add_norm
-from braidlm.kernels.routed.combine import combine, plain_combine
-from braidlm.kernels.routed.combine_norm import CombineAddNorm, UncombinedSum
+from braidlm.kernels.routed.combine import CombineAddNorm, UncombinedSum, combine, plain_combine
 from tests.kernels.comparison import TOLERANCES, assert_close
 from tests.kernels.sorted_rows import CASES, permuted, real_rows, with_padding
 

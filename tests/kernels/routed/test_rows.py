@@ -9,11 +9,11 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
+from braidlm.kernels.ops.dropout import DropoutUse
 from braidlm.kernels.routed.grouped.layers import GroupedLinear
 from braidlm.kernels.routed.grouped.products import plain_grouped
 from braidlm.kernels.routed.permutation import Permutation, permute
-from braidlm.kernels.routed.project_rows import ProjectAddNormRows
-from braidlm.kernels.routed.rows import AddNormRows, Norm, plain_add_norm_rows
+from braidlm.kernels.routed.rows import AddNormRows, Norm, ProjectAddNormRows, plain_add_norm_rows
 from braidlm.kernels.side_stream import DeferredGradient
 from tests.kernels.comparison import TOLERANCES, ReadDeferred, assert_close, assert_equal_with_gradients
 from tests.kernels.sorted_rows import choices, matrices, permuted, real_rows, with_padding
@@ -46,7 +46,7 @@ def test_add_norm_rows_drops_the_same_backward(permutation: Permutation, device:
     real = (permutation.source >= 0)[:, None]
     ones = torch.ones(permutation.rows, 24, device=device, requires_grad=True)
     zeros = torch.zeros(60, 24, device=device, requires_grad=True)
-    norm = Norm(1e-5, True, 0.25, torch.tensor([5], device=device))
+    norm = Norm(1e-5, True, DropoutUse(0.25, torch.tensor([5], device=device)))
     summed, normed = AddNormRows.apply(zeros, ones, permutation, norm)
     assert abs((summed[real[:, 0]] > 0).float().mean().item() - 0.75) < 0.03
     upstream = [torch.where(real, 1.0, 0.0).expand_as(summed), torch.zeros_like(normed)]
@@ -96,7 +96,7 @@ def test_project_add_norm_rows_drops_what_the_two_steps_drop(device: str, dtype:
     weight, cast, _ = matrices(permutation.experts, 40, 24, dtype=dtype, device=device)
     rows = torch.randn(permutation.rows, 40, device=device).to(dtype)
     stream, bias = torch.randn(tokens, 24, device=device).to(dtype), torch.randn(permutation.experts, 24, device=device)
-    norm = Norm(1e-5, True, 0.25, torch.tensor([5], device=device))
+    norm = Norm(1e-5, True, DropoutUse(0.25, torch.tensor([5], device=device)))
     together = ProjectAddNormRows.apply(rows, weight, cast, bias, stream, permutation, norm)
     delta = GroupedLinear.apply(rows, weight, cast, bias, permutation, False)
     for one, two in zip(together, AddNormRows.apply(stream, delta, permutation, norm), strict=True):

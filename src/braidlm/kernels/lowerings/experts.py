@@ -15,8 +15,8 @@ from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.ops.fold import Folded
 from braidlm.kernels.routed.choices import MAX_FEW
 from braidlm.kernels.routed.combine import DeferredDispatch, UncombinedRows
-from braidlm.kernels.routed.gradient_stacks import Gathered, GroupedGradientStack
-from braidlm.kernels.routed.grouped.layers import GroupedFeed, GroupedLinear
+from braidlm.kernels.routed.grouped.layers import FeedConfig, GroupedFeed, GroupedLinear
+from braidlm.kernels.routed.grouped.weights import Gathered, GroupedGradientStack
 from braidlm.kernels.routed.norm_router import AddNormRoute, CombineNormRoute, NormRouteConfig
 from braidlm.kernels.routed.permutation import TILE, Permutation, permute, row_bound
 from braidlm.kernels.routed.router import Route, RouterInner
@@ -210,11 +210,12 @@ def grouped_feed(
     are sorted rows, and else tokens."""
     (up, out), lowering = feed_matrices(bank, context), lowering_of(bank)
     base_rows, dropout = base or (None, NO_DROPOUT)
-    return GroupedFeed.apply(
-        rows, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, base_rows, dispatch.permutation,
-        lowering.activation(bank), lowering.gated, base is None, dropout, lowering.inner_dropout(bank, context),
-        context.slots.get(lowering.first_linear(bank)), context.slots.get(bank.out),
+    config = FeedConfig(
+        dispatch.permutation, lowering.activation(bank), lowering.gated, base is None, dropout,
+        lowering.inner_dropout(bank, context), context.slots.get(lowering.first_linear(bank)),
+        context.slots.get(bank.out),
     )  # fmt: skip
+    return GroupedFeed.apply(rows, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, base_rows, config)
 
 
 def feed_matrices(bank: Any, context: PassContext) -> tuple[Folded, Folded]:

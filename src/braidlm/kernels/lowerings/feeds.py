@@ -28,9 +28,9 @@ from braidlm.kernels.lowerings.lowering import (
 from braidlm.kernels.lowerings.norms import add_norm
 from braidlm.kernels.ops.activation import Activation
 from braidlm.kernels.ops.dropout import DropoutUse
-from braidlm.kernels.routed.combine_norm import UncombinedSum
-from braidlm.kernels.routed.combined_feed import CombinedFeed
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
+from braidlm.kernels.routed.combine import UncombinedSum
+from braidlm.kernels.routed.grouped.layers import CombinedFeed, FeedConfig
+from braidlm.kernels.routed.grouped.weights import GroupedGradientStack
 from braidlm.kernels.routed.permutation import TILE, row_bound
 from braidlm.model.feed.feeds import GEGLU, MLP, RoutedFeed, SwiGLU
 
@@ -173,9 +173,13 @@ class RoutedFeedLowering(RoutedLowering):
         up, out = feed_matrices(bank, context)
         # Where gradients have slots no layer is computed again, which would need the sum without the next norm.
         uncombined = None if out_slot is None else UncombinedSum()
+        config = FeedConfig(
+            dispatch.permutation, lowering.activation(bank), lowering.gated, up_slot=context.slots.get(reader),
+            inner_dropout=lowering.inner_dropout(bank, context), out_slot=out_slot, deferred=dispatch.deferred,
+            uncombined=uncombined,
+        )  # fmt: skip
         delta = CombinedFeed.apply(
             normed, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, dispatch.weights,
-            None if shared is None else shared.delta, dispatch.permutation, lowering.activation(bank), lowering.gated,
-            lowering.inner_dropout(bank, context), context.slots.get(reader), out_slot, dispatch.deferred, uncombined,
+            None if shared is None else shared.delta, config,
         )  # fmt: skip
         return stream, PendingAdd(delta, bias, out_slot, uncombined=uncombined), (dispatch.routing,)

@@ -11,7 +11,7 @@ from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, add_pending
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.lowerings.lowering import Lowering, SharedSums, lowering_of, lowers
 from braidlm.kernels.ops.norm import AddNorm
-from braidlm.kernels.routed.combine_norm import CombineAddNorm
+from braidlm.kernels.routed.combine import CombineAddNorm
 from braidlm.model.norms import LayerNorm, RMSNorm
 
 

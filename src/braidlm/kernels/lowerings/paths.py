@@ -33,8 +33,7 @@ from braidlm.kernels.lowerings.norms import form_of
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.ops.fold import Bank
 from braidlm.kernels.routed.combine import UncombinedRows
-from braidlm.kernels.routed.project_rows import MAX_WIDTH, ProjectAddNormRows
-from braidlm.kernels.routed.rows import AddNormRows, Norm
+from braidlm.kernels.routed.rows import MAX_WIDTH, AddNormRows, Norm, ProjectAddNormRows
 from braidlm.kernels.side_stream import DeferredGradient
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.paths.project import ExpertProjection, ProjectStage
@@ -97,7 +96,7 @@ class ParallelLowering(LayerLowering):
         attended = attend_bank(bank, normed, dispatch, context)
         assert form is not None
         norm = Norm(
-            form.eps, form.centred, probability, context.seed(block, probability),
+            form.eps, form.centred, DropoutUse(probability, context.seed(block, probability)),
             context.slots.get(first_linear(block.feed)), context.slots.get(bank.out), deferred,
         )  # fmt: skip
         if summed.shape[1] <= MAX_WIDTH:

@@ -47,6 +47,11 @@ class Permutation:
     def experts(self) -> int:
         return self.routed.shape[1]
 
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """What the gradients of experts' parameters read."""
+        return self.expert_offsets, self.source, self.row_of_choice, self.tile_expert
+
 
 def row_bound(tokens: int, choices: int, experts: int, tile: int) -> int:
     """The upper bound of rows, with the padding of every expert."""

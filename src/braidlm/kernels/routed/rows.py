@@ -1,12 +1,11 @@
 """Adding a block's output to its tokens' rows and normalising them: one pass over memory forward and one backward.
 
 Rows are sorted by block, and each starts as its token's stream. The norm has no weight here: it is folded into the next
-product (`ops.fold`).
+product (`ops.fold`). Rows so narrow that a program holds whole ones are also projected by the forward kernel.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,18 +13,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.dropout import keep_mask, threshold
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse, apply_dropout
+from braidlm.kernels.ops.launch import Blocks, fit_blocks
 from braidlm.kernels.optional_triton import tl, triton
-from braidlm.kernels.routed.combine import summed_rows
+from braidlm.kernels.routed.combine import WARPS, block_shape, combine
+from braidlm.kernels.routed.grouped.layers import check_slot, gradient_of_rows, parameter_gradients
+from braidlm.kernels.routed.grouped.products import products
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side
 
-ELEMENTS, WARPS = 4096, 4
-"""Elements of a program's block, and its warps."""
+MAX_WIDTH = 256
+"""Columns of a row that a program can hold together with its product."""
+BLOCKS = {torch.bfloat16: Blocks(64, MAX_WIDTH, 32, 4, 3), torch.float32: Blocks(32, MAX_WIDTH, 32, 8, 2)}
+"""The first is the fastest of nine on an H200 for 192 columns."""
 
 
 @triton.jit
-def store_normed(  # type: ignore[no-untyped-def]
+def _store_normed(  # type: ignore[no-untyped-def]
     x, mask, row, offsets, column, summed, normed, means, rstds, eps, WIDTH: tl.constexpr, CENTRED: tl.constexpr
 ):
     """Store rows [ROWS, COLUMNS] and the same normalised; padding rows become zeros."""
@@ -57,9 +61,35 @@ def _rows_forward(  # type: ignore[no-untyped-def]
     offsets = row.to(tl.int64)[:, None] * WIDTH + column
     x = tl.load(stream + token.to(tl.int64)[:, None] * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     y = tl.load(delta + offsets, mask=mask, other=0.0).to(tl.float32)
-    if THRESHOLD:
-        y = tl.where(keep_mask(seed, offsets, THRESHOLD), y * keep_scale, 0.0)
-    store_normed(x + y, mask, row, offsets, column, summed, normed, means, rstds, eps, WIDTH, CENTRED)
+    y = apply_dropout(y, seed, offsets, keep_scale, THRESHOLD)
+    _store_normed(x + y, mask, row, offsets, column, summed, normed, means, rstds, eps, WIDTH, CENTRED)
+
+
+@triton.jit
+def _project_add_norm(  # type: ignore[no-untyped-def]
+    rows, weight, bias, stream, source, tile_expert, seed, summed, normed, means, rstds, eps, keep_scale,
+    INNER: tl.constexpr, WIDTH: tl.constexpr, CENTRED: tl.constexpr, THRESHOLD: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    expert = tl.load(tile_expert + block * BLOCK_M // TILE)
+    if expert < 0:
+        return
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.arange(0, COLUMNS)
+    inner = tl.arange(0, BLOCK_K)
+    token = tl.load(source + row)
+    column_mask = (column < WIDTH)[None, :]
+    mask = (token >= 0)[:, None] & column_mask
+    x = tl.load(stream + token.to(tl.int64)[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
+    left = rows + row.to(tl.int64)[:, None] * INNER + inner[None, :]
+    right = weight + expert.to(tl.int64) * INNER * WIDTH + inner[:, None] * WIDTH + column[None, :]
+    y, _ = products(left, right, column, INNER, WIDTH, WIDTH, 0, BLOCK_M, COLUMNS, BLOCK_K)
+    if bias is not None:
+        y += tl.load(bias + expert * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    offsets = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    x = x.to(tl.float32) + apply_dropout(y, seed, offsets, keep_scale, THRESHOLD)
+    _store_normed(x, mask, row, offsets, column[None, :], summed, normed, means, rstds, eps, WIDTH, CENTRED)
 
 
 @triton.jit
@@ -92,46 +122,38 @@ def _rows_backward(  # type: ignore[no-untyped-def]
     dx = tl.where(mask, dx, 0.0)
     tl.store(gradient + offsets, dx.to(gradient.dtype.element_ty), mask=column < WIDTH)
     if THRESHOLD:
-        dx = tl.where(keep_mask(seed, offsets, THRESHOLD), dx * keep_scale, 0.0)
+        dx = apply_dropout(dx, seed, offsets, keep_scale, THRESHOLD)
         tl.store(delta_gradient + offsets, dx.to(delta_gradient.dtype.element_ty), mask=column < WIDTH)
 
 
 @dataclass(frozen=True)
 class Norm:
-    """Options of the norm of rows, and of the dropout of what is added before.
+    """Options of the norm of rows, and the dropout of what is added before.
 
-    `normed_slot` belongs to the layer that reads the normalised rows, `delta_slot` to the layer that computed delta.
-    With `deferred`, the gradient of the stream is computed on `side` and written there.
+    `normed_slot` belongs to the layer that reads the normalised rows, `delta_slot` to the layer that computed what is
+    added. With `deferred`, the gradient of the stream is computed on `side` and written there.
     """
 
     eps: float
     centred: bool
-    dropout: float = 0.0
-    seed: Tensor | None = None
+    dropout: DropoutUse = NO_DROPOUT
     normed_slot: GradientSlot | None = None
     delta_slot: GradientSlot | None = None
     deferred: DeferredGradient | None = None
     side: SideStream | None = field(default_factory=current_side_stream, init=False)
 
-    @property
-    def keep_scale(self) -> float:
-        return 1 / (1 - self.dropout)
 
-
-class Normed(NamedTuple):
-    """Summed rows [R, width], the same normalised, their means [R] or None, and inverse standard deviations [R]."""
-
-    summed: Tensor
-    rows: Tensor
-    means: Tensor | None
-    rstds: Tensor
-
-    @staticmethod
-    def empty(stream: Tensor, permutation: Permutation, norm: Norm) -> "Normed":
-        summed = stream.new_empty(permutation.rows, stream.shape[1])
-        rows = torch.empty_like(summed) if norm.normed_slot is None else norm.normed_slot.input
-        rstds = torch.empty(permutation.rows, dtype=torch.float32, device=stream.device)
-        return Normed(summed, rows, torch.empty_like(rstds) if norm.centred else None, rstds)
+def _outputs(ctx: Any, stream: Tensor, permutation: Permutation, norm: Norm, *saved: Tensor) -> tuple[Any, ...]:
+    """Empty tensors for summed rows [R, width], the same normalised, their means [R] or None, and inverse standard
+    deviations [R]; all but the second are kept for the backward pass, behind what else is `saved`."""
+    summed = stream.new_empty(permutation.rows, stream.shape[1])
+    normed = torch.empty_like(summed) if norm.normed_slot is None else norm.normed_slot.input
+    rstds = torch.empty(permutation.rows, dtype=torch.float32, device=stream.device)
+    means = torch.empty_like(rstds) if norm.centred else None
+    ctx.save_for_backward(*saved, summed, means, rstds)
+    ctx.permutation, ctx.norm = permutation, norm
+    ctx.set_materialize_grads(False)
+    return summed, normed, means, rstds
 
 
 class AddNormRows(torch.autograd.Function):
@@ -143,54 +165,89 @@ class AddNormRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, stream: Tensor, delta: Tensor, permutation: Permutation, norm: Norm) -> tuple[Tensor, Tensor]:
-        outputs, width = Normed.empty(stream, permutation, norm), stream.shape[1]
+        outputs, width, dropout = _outputs(ctx, stream, permutation, norm), stream.shape[1], norm.dropout
         tile = _tile(width, permutation)
         _rows_forward[(permutation.rows // tile["ROWS"],)](
-            stream, delta, permutation.source, permutation.tile_expert, norm.seed, *outputs, norm.eps, norm.keep_scale,
-            width, norm.centred, threshold(norm.dropout), permutation.tile, **tile,
+            stream, delta, permutation.source, permutation.tile_expert, dropout.seed, *outputs, norm.eps,
+            dropout.keep_scale, width, norm.centred, dropout.threshold, permutation.tile, **tile,
         )  # fmt: skip
-        ctx.save_for_backward(outputs.summed, outputs.means, outputs.rstds)
-        ctx.permutation, ctx.norm = permutation, norm
-        ctx.set_materialize_grads(False)
-        return outputs.summed, outputs.rows
+        return outputs[:2]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = rows_gradients(summed_gradient, normed_gradient, ctx.saved_tensors, ctx.permutation, ctx.norm)
-        return *gradients, None, None
+        return *_gradients(ctx, summed_gradient, normed_gradient), None, None
 
 
-def rows_gradients(
-    summed_gradient: Tensor | None,
-    normed_gradient: Tensor,
-    saved: Sequence[Any],
-    permutation: Permutation,
-    norm: Norm,
-) -> tuple[Tensor | None, Tensor]:
-    """Gradients of the stream (None if deferred) and of delta; `saved` are the summed rows, means and rstds."""
-    summed, means, rstds = saved
-    width = summed.shape[1]
+class ProjectAddNormRows(torch.autograd.Function):
+    """rows [R, in], weight [E, in, width], its cast, a bias [E, width] or None, stream [N, width] -> `AddNormRows` of
+    the stream and of the rows' projections as `GroupedLinear` computes them. Width is at most `MAX_WIDTH`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        cast: Tensor,
+        bias: Tensor | None,
+        stream: Tensor,
+        permutation: Permutation,
+        norm: Norm,
+    ) -> tuple[Tensor, Tensor]:
+        check_slot(norm.delta_slot, rows)
+        experts, inputs, width = weight.shape
+        assert experts == permutation.experts
+        assert rows.shape == (permutation.rows, inputs)
+        assert width <= MAX_WIDTH
+        outputs, blocks = _outputs(ctx, stream, permutation, norm, rows, cast), BLOCKS[rows.dtype]
+        m, n, k = fit_blocks(blocks, permutation.tile, width, inputs)
+        _project_add_norm[(permutation.rows // m,)](
+            rows.contiguous(), cast, bias, stream, permutation.source, permutation.tile_expert, norm.dropout.seed,
+            *outputs, norm.eps, norm.dropout.keep_scale, inputs, width, norm.centred, norm.dropout.threshold,
+            permutation.tile, m, n, k, **blocks.launch,
+        )  # fmt: skip
+        return outputs[:2]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (rows, cast, *_), permutation, norm = ctx.saved_tensors, ctx.permutation, ctx.norm
+        needs_rows, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
+        stream_gradient, gradient = _gradients(ctx, summed_gradient, normed_gradient)
+        weight_gradient = bias_gradient = None
+        if needs_weight or needs_bias:
+            weight_gradient, bias_gradient = parameter_gradients(
+                norm.side, norm.delta_slot, rows, gradient, permutation, None, needs_bias
+            )
+        rows_gradient = gradient_of_rows(gradient, cast, permutation, False) if needs_rows else None
+        return rows_gradient, weight_gradient, None, bias_gradient, stream_gradient, None, None
+
+
+def _gradients(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Gradients of the stream (None if deferred) and of what was added."""
+    permutation, norm, (summed, means, rstds) = ctx.permutation, ctx.norm, ctx.saved_tensors[-3:]
+    width, dropout = summed.shape[1], norm.dropout
     delta_gradient = torch.empty_like(summed) if norm.delta_slot is None else norm.delta_slot.gradient
-    gradient = torch.empty_like(summed) if norm.dropout else delta_gradient
+    gradient = torch.empty_like(summed) if dropout.probability else delta_gradient
     summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
     tile = _tile(width, permutation)
     _rows_backward[(permutation.rows // tile["ROWS"],)](
-        normed_gradient.contiguous(), summed_gradient, summed, permutation.source, permutation.tile_expert, norm.seed,
-        means, rstds, gradient, delta_gradient, norm.keep_scale,
-        width, norm.centred, threshold(norm.dropout), permutation.tile, **tile,
+        normed_gradient.contiguous(), summed_gradient, summed, permutation.source, permutation.tile_expert,
+        dropout.seed, means, rstds, gradient, delta_gradient, dropout.keep_scale,
+        width, norm.centred, dropout.threshold, permutation.tile, **tile,
     )  # fmt: skip
     if norm.deferred is None:
-        return summed_rows(gradient, permutation), delta_gradient
+        return combine(gradient, None, permutation), delta_gradient
     with on_side(norm.side, gradient, priority=True):
-        deferred = summed_rows(gradient, permutation)
+        deferred = combine(gradient, None, permutation)
     norm.deferred.write(deferred, norm.side)
     return None, delta_gradient
 
 
 def _tile(width: int, permutation: Permutation) -> dict[str, int]:
-    columns = triton.next_power_of_2(width)
-    return {"ROWS": min(permutation.tile, max(1, ELEMENTS // columns)), "COLUMNS": columns, "num_warps": WARPS}
+    columns, rows = block_shape(width)
+    return {"ROWS": min(permutation.tile, rows), "COLUMNS": columns, "num_warps": WARPS}
 
 
 def plain_add_norm_rows(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.routed.combine import Combine
-from braidlm.kernels.routed.grouped.layers import GroupedFeed, GroupedLinear, plain_grouped_feed
+from braidlm.kernels.routed.grouped.layers import FeedConfig, GroupedFeed, GroupedLinear, plain_grouped_feed
 from braidlm.kernels.routed.grouped.products import plain_grouped
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.side_stream import SideStream, use_side_stream
@@ -62,7 +62,8 @@ def check_feed(
 ) -> None:
     """The variants also differ in their biases, and in whether the output is added to a base."""
     device, real, tokens = str(permutation.source.device), real_rows(permutation), len(permutation.row_of_choice)
-    experts, (width, hidden), options = permutation.experts, sizes, (kind, gated, gather)
+    experts, (width, hidden) = permutation.experts, sizes
+    config = FeedConfig(permutation, kind, gated, gather, inner_dropout=dropout)
     inner = 2 * hidden if gated else hidden
     up, up_cast, up_rounding = matrices(experts, width, inner, dtype=dtype, device=device)
     out, out_cast, out_rounding = matrices(experts, hidden, width, dtype=dtype, device=device)
@@ -74,10 +75,10 @@ def check_feed(
     def run(function: Callable[..., Tensor], dropped: list[Any], r: Tensor, *weights: Any) -> Tensor:
         *weights, base = weights
         base = base if base is None else with_padding(base, permutation, False)
-        return function(with_padding(r, permutation, gather), *weights, base, permutation, *options, *dropped)[real]
+        return function(with_padding(r, permutation, gather), *weights, base, config, *dropped)[real]
 
     def fused(r: Tensor, u: Tensor, b: Any, o: Tensor, ob: Any, base: Any) -> Tensor:
-        return run(GroupedFeed.apply, [NO_DROPOUT, dropout], r, u, up_cast, b, o, out_cast, ob, base)
+        return run(GroupedFeed.apply, [], r, u, up_cast, b, o, out_cast, ob, base)
 
     def plain(r: Tensor, u: Tensor, b: Any, o: Tensor, ob: Any, base: Any) -> Tensor:
         factors = dropout_factors(dropout, permutation.rows, hidden)
@@ -141,9 +142,8 @@ def test_a_pass_through_experts_replays_as_a_graph() -> None:
 
     def work() -> tuple[Tensor, ...]:
         permutation = permute(chosen, experts, 2)
-        rows = GroupedFeed.apply(
-            tokens, up, up_cast, None, out, out_cast, None, None, permutation, "gelu_new", False, True
-        )
+        config = FeedConfig(permutation, "gelu_new", False)
+        rows = GroupedFeed.apply(tokens, up, up_cast, None, out, out_cast, None, None, config)
         combined = Combine.apply(rows, weights, permutation)
         return combined, *torch.autograd.grad(combined.float().square().sum(), [tokens, up, out])
 

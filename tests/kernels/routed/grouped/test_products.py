@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 import torch
 
 from braidlm.kernels.ops.launch import Blocks
-from braidlm.kernels.routed.combine import summed_rows
+from braidlm.kernels.routed.combine import combine
 from braidlm.kernels.routed.grouped.products import grouped_backward, grouped_forward, plain_grouped
 from braidlm.kernels.routed.grouped.weights import WeightLayout, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import plain_permute
@@ -34,7 +34,7 @@ def test_products_equal_torch_with_blocks_that_do_not_divide_the_matrices(
     tolerance = TOLERANCES[dtype]
     forward, _ = grouped_forward(rows, weight, permutation, blocks=blocks)
     assert_close(forward[real], plain_grouped(rows.double(), weight.double(), permutation)[real], tolerance, "forward")
-    backward, _ = grouped_backward(gradient, weight, permutation, blocks=blocks)
+    backward, *_ = grouped_backward(gradient, weight, permutation, blocks=blocks)
     expected = plain_grouped(gradient.double(), weight.double().transpose(1, 2), permutation)
     assert_close(backward[real], expected[real], tolerance, "backward")
     of_rows, of_tokens = (
@@ -60,9 +60,9 @@ def test_rows_beyond_the_last_used_tile_are_never_read(device: str, dtype: torch
     gradient[10:used] = 0
     weight = torch.randn(3, 24, 24, device=device).to(dtype)
     value, inner = grouped_forward(rows, weight, permutation, activation="relu")
-    backward, _ = grouped_backward(gradient, weight, permutation, inner, "relu")
+    backward, *_ = grouped_backward(gradient, weight, permutation, inner, "relu")
     weights, bias = grouped_weight_gradient(rows, gradient, permutation, bias=True)
-    for result in (value[:used], backward[:used], weights, bias, summed_rows(rows, permutation)):
+    for result in (value[:used], backward[:used], weights, bias, combine(rows, None, permutation)):
         assert result.isfinite().all()
     for unused in (0, 2):
         assert not weights[unused].any(), "an expert without rows has a gradient of zeros"

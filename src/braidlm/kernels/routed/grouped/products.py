@@ -4,6 +4,8 @@ Gathering tokens, adding a bias, the activation and its derivative are fused int
 numbers forward; backward they hold zeros, so that a sum over an expert's tiles is a sum over its rows.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -24,39 +26,37 @@ UNEVEN_BLOCKS = Blocks(128, 128, 64, 8, 3, 128)
 UNEVEN_COMBINED_BLOCKS = Blocks(64, 64, 64, 4, 3, 128)
 
 
-def _is_large(columns: int, inner: int) -> bool:
-    return min(columns, inner) >= LARGE and columns % LARGE_BLOCKS.columns == 0
-
-
 def product_blocks(columns: int, inner: int, dtype: torch.dtype, summed: bool = False) -> Blocks:
     if dtype == torch.float32:
         return FLOAT32_BLOCKS
     if _is_large(columns, inner):
         return LARGE_BACKWARD_BLOCKS if summed else LARGE_BLOCKS
-    if not _fits(columns, 128) or (summed and columns % 128 == 0):
+    if not _fits(columns) or (summed and columns % 128 == 0):
         return Blocks(128, 64, 64, 4, 3)
     return UNEVEN_BLOCKS if inner % 64 and not summed else Blocks(64, 128, 64, 4, 3)
 
 
 def activated_blocks(columns: int, inner: int, dtype: torch.dtype) -> Blocks:
-    if dtype == torch.float32:
-        return FLOAT32_BLOCKS
-    if _is_large(columns, inner):
-        return LARGE_BLOCKS
-    if not _fits(columns, 128):
+    if dtype == torch.float32 or _is_large(columns, inner):
+        return product_blocks(columns, inner, dtype)
+    if not _fits(columns):
         return Blocks(128, 64, 64, 8, 3)
     return UNEVEN_BLOCKS if columns % 128 else Blocks(128, 128, 64, 8, 3)
 
 
 def combined_blocks(columns: int, inner: int, dtype: torch.dtype, gated: bool) -> Blocks:
-    if dtype == torch.float32 or gated or columns % 128 == 0 or not _fits(columns, 128):
+    if dtype == torch.float32 or gated or columns % 128 == 0 or not _fits(columns):
         return product_blocks(columns, inner, dtype, summed=True)
     return UNEVEN_COMBINED_BLOCKS
 
 
-def _fits(columns: int, block: int) -> bool:
-    """Whether blocks waste little of their last one."""
-    return triton.cdiv(columns, block) * block <= 1.1 * columns
+def _is_large(columns: int, inner: int) -> bool:
+    return min(columns, inner) >= LARGE and columns % LARGE_BLOCKS.columns == 0
+
+
+def _fits(columns: int) -> bool:
+    """Whether blocks of 128 columns waste little of their last one."""
+    return triton.cdiv(columns, 128) * 128 <= 1.1 * columns
 
 
 @triton.jit
@@ -225,8 +225,7 @@ def grouped_forward(
     assert experts == permutation.experts
     assert rows.shape == (len(permutation.row_of_choice) if gather else permutation.rows, inputs)
     assert weight.is_contiguous()
-    columns = outputs // 2 if gated else outputs
-    rule = product_blocks if activation is None else activated_blocks
+    columns, rule = outputs // 2 if gated else outputs, product_blocks if activation is None else activated_blocks
     blocks = blocks or rule(outputs, inputs, rows.dtype)
     m, n, k = fit_blocks(blocks, permutation.tile, columns, inputs)
     n = max(MIN_BLOCK, n // 2) if gated else n  # a program computes two products
@@ -238,10 +237,7 @@ def grouped_forward(
         dropout.keep_scale, inputs, columns, gather, activation, gated, dropout.threshold, is_nvidia(rows),
         permutation.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
-    if value is not None:
-        return value, out
-    assert out is not None
-    return out, None
+    return (out, None) if value is None else (value, out)  # type: ignore[return-value]
 
 
 def grouped_backward(
@@ -255,72 +251,31 @@ def grouped_backward(
     out: Tensor | None = None,
     summed: bool = False,
     dropout: DropoutUse = NO_DROPOUT,
-) -> tuple[Tensor, Tensor | None]:
-    """gradient [R, out] through weight [E, in, out] -> [R, in], in the buffer `out` if there is one, and None.
+    row_weights: Tensor | None = None,
+    weighted: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """gradient [R, out] through weight [E, in, out] -> [R, in], in the buffer `out` if there is one, and two sums.
 
     With the `inner` of an activation whose value the layer reads, after dropout: the gradient of inner, as wide as
     inner. If `summed`, also its sums over blocks of rows, float32 [blocks, width], of used tiles only.
+
+    With `row_weights` [R] the gradient is [N, out], that of tokens' sums of rows times their weights. Then there are
+    also the projections of the rows on it, without the layer's bias: float32 [parts, R], to be added up. `weighted`
+    [R, in] gets the activation's value times the weight.
     """
-    assert gradient.shape == (permutation.rows, weight.shape[2])
-    if out is None:
-        out = gradient.new_empty(permutation.rows, weight.shape[1] * 2 if gated else weight.shape[1])
-    return out, _backward(gradient, weight, permutation, inner, activation, gated, blocks, out, summed, dropout)[0]
-
-
-def combined_backward(
-    gradient: Tensor,
-    row_weights: Tensor,
-    weight: Tensor,
-    permutation: Permutation,
-    inner: Tensor,
-    activation: str,
-    gated: bool,
-    weighted: Tensor,
-    out: Tensor,
-    summed: bool,
-    dropout: DropoutUse = NO_DROPOUT,
-) -> tuple[Tensor | None, Tensor]:
-    """The gradient of rows from the gradient [N, out] of tokens' sums of rows, each times its weight [R], into `out`:
-    its sums.
-
-    Also the projections of the rows on that gradient, without the layer's bias: float32 [parts, R], to be added up.
-    `weighted` [R, in] gets the activation's value times the weight.
-    """
-    assert gradient.shape == (len(permutation.row_of_choice), weight.shape[2])
-    blocks = combined_blocks(weight.shape[1], weight.shape[2], gradient.dtype, gated)
-    sums, projections = _backward(
-        gradient, weight, permutation, inner, activation, gated, blocks, out, summed, dropout, row_weights, weighted
-    )
-    assert projections is not None
-    return sums, projections
-
-
-def _backward(
-    gradient: Tensor,
-    weight: Tensor,
-    permutation: Permutation,
-    inner: Tensor | None,
-    activation: str | None,
-    gated: bool,
-    blocks: Blocks | None,
-    out: Tensor,
-    summed: bool,
-    dropout: DropoutUse,
-    row_weights: Tensor | None = None,
-    weighted: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor | None]:
     experts, columns, outputs = weight.shape
     assert experts == permutation.experts
+    assert gradient.shape == (permutation.rows if row_weights is None else len(permutation.row_of_choice), outputs)
     assert weight.is_contiguous()
     assert (inner is None) == (activation is None)
+    if blocks is None and row_weights is not None:
+        blocks = combined_blocks(columns, outputs, gradient.dtype, gated)
     blocks = blocks or product_blocks(columns, outputs, gradient.dtype, summed or activation is not None)
     m, n, k = fit_blocks(blocks, permutation.tile, columns, outputs)
     n = max(MIN_BLOCK, n // 2) if gated else n  # a program holds twice the elements
     parts = triton.cdiv(columns, n)
-
-    def floats(*shape: int) -> Tensor:
-        return gradient.new_empty(shape, dtype=torch.float32)
-
+    out = gradient.new_empty(permutation.rows, columns * 2 if gated else columns) if out is None else out
+    floats = partial(torch.empty, dtype=torch.float32, device=gradient.device)
     sums = floats(permutation.rows // m, out.shape[1]) if summed else None
     projections = None if row_weights is None else floats(parts, permutation.rows)
     _grouped_backward[(permutation.rows // m * parts,)](
@@ -329,7 +284,7 @@ def _backward(
         outputs, columns, activation, gated, is_nvidia(gradient), dropout.threshold, permutation.tile, m, n, k,
         **blocks.launch,
     )  # fmt: skip
-    return sums, projections
+    return out, sums, projections
 
 
 def plain_grouped(

@@ -1,5 +1,7 @@
 """Sums over the rows of each expert, which are the gradients of biases; of one layer or of several."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -114,9 +116,8 @@ def weighted_sums(tokens: Tensor, row_weights: Tensor, permutations: list[Permut
     """tokens [L, N, out], each in the sums of all its experts, with the weights [L, R] of its rows -> [L, E * out]."""
     first, (layers, count, outputs) = permutations[0], tokens.shape
     experts, choices = first.experts, first.row_of_choice.shape[1]
-    row_of_choice, tile_expert = (
-        stacked([getattr(p, name) for p in permutations]) for name in ("row_of_choice", "tile_expert")
-    )
+    row_of_choice = stacked(p.row_of_choice for p in permutations)
+    tile_expert = stacked(p.tile_expert for p in permutations)
     chunk = TOKENS * triton.cdiv(triton.cdiv(count, TOKENS), TOKEN_SPLITS)
     splits = triton.cdiv(count, chunk)
     sums = tokens.new_empty(layers, splits, experts * outputs, dtype=torch.float32)
@@ -152,5 +153,7 @@ def sum_splits(parts: Tensor, results: Tensor) -> None:
     _sum_splits[grid](parts, results, size, results.stride(0), splits, SPLIT_ELEMENTS, num_warps=4)
 
 
-def stacked(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.stack(parts)
+def stacked(parts: Iterable[Tensor]) -> Tensor:
+    """The parts of all layers as one tensor [L, ...], where there are several."""
+    first, *others = parts
+    return torch.stack([first, *others]) if others else first

@@ -1,16 +1,18 @@
-"""Gradients of the matrices of experts, and of their biases: sums over sorted rows, of one layer or of several.
+"""Gradients of the matrices of experts, and of their biases: sums over sorted rows, of one layer or of a stack of them.
 
 These sums are long, and limited by how often rows are read again: the larger the blocks, the less. Widths of small
 models are often three times a power of two, which no block is; so a program may hold up to three adjacent blocks, which
 share what they read of the wider side.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from braidlm.kernels.gradient_stacks import GradientStack, StackedRows
 from braidlm.kernels.ops.launch import FLOAT32_BLOCKS, Blocks, fit_blocks, multiprocessors
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.grouped.products import LARGE
@@ -19,6 +21,8 @@ from braidlm.kernels.routed.permutation import Permutation
 
 PROGRAMS_PER_SM, MIN_STEPS = 1, 4
 """Programs that fill the device, and blocks of rows that a program should sum at least."""
+STACKED_ROWS = 212_992
+"""Sorted rows, of all banks of a stack together, that fill a large GPU; more would only hold memory longer."""
 Gathered = Literal["inputs", "gradients"]
 """What of a product is gathered from tokens."""
 
@@ -133,10 +137,10 @@ def grouped_weight_gradient(
     experts, inputs, outputs = permutation.experts, rows.shape[1], gradient.shape[1]
     matrices = experts * inputs * outputs
     total = torch.empty(1, matrices + experts * outputs if bias else matrices, dtype=torch.float32, device=rows.device)
-    weights = None if row_weights is None else [row_weights]
     weight_gradients(
-        rows.contiguous()[None], gradient.contiguous()[None], [permutation], gathered, bias, total, layout, weights
-    )
+        rows.contiguous()[None], gradient.contiguous()[None], [permutation], gathered, bias, total, layout,
+        () if row_weights is None else [row_weights],
+    )  # fmt: skip
     # As `.data`, so that autograd does not see views of each other.
     weight_gradient = total[0, :matrices].view(experts, inputs, outputs).data
     return weight_gradient, total[0, matrices:].view(experts, outputs).data if bias else None
@@ -150,7 +154,7 @@ def weight_gradients(
     bias: bool,
     results: Tensor,
     layout: WeightLayout | None = None,
-    row_weights: list[Tensor] | None = None,
+    row_weights: Sequence[Tensor] = (),
 ) -> None:
     """The gradients for several layers, [L, ...], into float32 [L, E * in * out], followed by [E * out] if `bias`.
 
@@ -166,11 +170,8 @@ def weight_gradients(
     m, n, k = fit_blocks(layout.blocks, left, right, first.tile)
     products = triton.cdiv(left, m * layout.parts) * triton.cdiv(right, n)
     splits = _splits(products * experts * layers, first.rows // (experts * k), rows.device)
-    expert_offsets, source = (
-        stacked([getattr(p, name) for p in permutations]) for name in ("expert_offsets", "source")
-    )
+    expert_offsets, source = stacked(p.expert_offsets for p in permutations), stacked(p.source for p in permutations)
     if bias and gathered == "gradients":
-        assert row_weights is not None
         weighted_sums(gradients, stacked(row_weights), permutations, results[:, matrices:])
     elif bias:
         row_sums(gradients, expert_offsets, first, results[:, matrices:])
@@ -208,3 +209,47 @@ def _default_layout(
 def _splits(programs: int, steps: int, device: torch.device) -> int:
     """The number of programs that share a sum of some steps, so that all of them fill the device."""
     return max(1, min(PROGRAMS_PER_SM * multiprocessors(device) // programs, steps // MIN_STEPS))
+
+
+class GroupedGradientStack(GradientStack):
+    """The gradients of the weights [experts, in, out], and of their biases, of banks of one shape.
+
+    `gathered` are the inputs, or the gradients, which then are those of tokens; by default neither.
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        inputs: StackedRows,
+        gradients: StackedRows,
+        biased: bool = False,
+        gathered: Gathered | None = None,
+    ):
+        super().__init__(inputs, gradients)
+        self.shape, self.biased, self.gathered = (experts, inputs.width, gradients.width), biased, gathered
+        self.permutations: list[Permutation | None] = [None] * self.layers
+        self.row_weights: list[Tensor | None] = [None] * self.layers
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        experts, inputs, outputs = self.shape
+        return (experts * (inputs + self.biased) * outputs,)
+
+    def submit(
+        self, index: int, permutation: Permutation | None = None, row_weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradients of a bank's weight and bias."""
+        results = self.results
+        self.pending -= 1
+        self.permutations[index], self.row_weights[index] = permutation, row_weights
+        if not self.pending:
+            permutations = [p for p in self.permutations if p is not None]
+            weights = [w for w in self.row_weights if w is not None]
+            rows = self.inputs.tensor, self.gradients.tensor
+            with self.side.work(*rows, *(table for p in permutations for table in p.tables), *weights):
+                weight_gradients(*rows, permutations, self.gathered, self.biased, results, row_weights=weights)
+            self.release()
+        experts, width, outputs = self.shape
+        result, matrices = results[index], experts * width * outputs
+        bias = result[matrices:].view(experts, outputs).data if self.biased else None
+        return result[:matrices].view(self.shape).data, bias

@@ -11,9 +11,9 @@ from torch import Tensor
 from braidlm.kernels.gradient_stacks import StackedRows
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
-from braidlm.kernels.routed.combine import DeferredDispatch
-from braidlm.kernels.routed.combined_feed import CombinedFeed, plain_combined_feed
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
+from braidlm.kernels.routed.combine import DeferredDispatch, plain_combine
+from braidlm.kernels.routed.grouped.layers import CombinedFeed, FeedConfig, plain_grouped_feed
+from braidlm.kernels.routed.grouped.weights import GroupedGradientStack
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.routed.router import Route, plain_route
 from braidlm.kernels.side_stream import use_side_stream
@@ -40,13 +40,15 @@ def check(
     bias, out_bias = (torch.randn(experts, size, device=device) if biased else None for size in (inner, width))
     base = torch.randn(tokens, width, device=device).to(dtype) if based else None
     weights = torch.rand(tokens, top_k, device=device)
+    config = FeedConfig(permutation, kind, gated, inner_dropout=dropout)
 
     def fused(r: Tensor, u: Tensor, b: Any, o: Tensor, ob: Any, w: Tensor, base: Any) -> Tensor:
-        return CombinedFeed.apply(r, u, up_cast, b, o, out_cast, ob, w, base, permutation, kind, gated, dropout)
+        return CombinedFeed.apply(r, u, up_cast, b, o, out_cast, ob, w, base, config)
 
     def plain(r: Tensor, u: Tensor, b: Any, o: Tensor, ob: Any, w: Tensor, base: Any) -> Tensor:
         up, out, factors = u + up_rounding, o + out_rounding, dropout_factors(dropout, permutation.rows, hidden)
-        return plain_combined_feed(r, up, b, out, ob, w, base, permutation, kind, gated, factors)
+        combined = plain_combine(plain_grouped_feed(r, up, b, out, ob, None, config, factors), w, permutation)
+        return combined if base is None else combined + base
 
     assert_equal_with_gradients(fused, plain, [rows, up, bias, out, out_bias, weights, base], dtype)
 
@@ -103,7 +105,7 @@ def test_layers_that_share_a_stack_get_their_own_gradients(device: str, dtype: t
                 up, out = ups[index], outs[index]
                 stream = CombinedFeed.apply(
                     stream, up[0], up[1], None, leaves[index], out[1], leaves[3 + index], weights, stream,
-                    permutation, "gelu_new", False, NO_DROPOUT, None, slots[index],
+                    FeedConfig(permutation, "gelu_new", False, out_slot=slots[index]),
                 )  # fmt: skip
             gradients = torch.autograd.grad(stream, leaves, torch.ones_like(stream))
             side.synchronize()
@@ -131,15 +133,16 @@ def test_gradients_handed_to_the_router_equal_those_of_autograd(
         deferred = DeferredDispatch()
         passed_on, _, _, _, weights = Route.apply(s, r, b, None, top_k, True, ColumnSums(1), None, deferred)
         fed = CombinedFeed.apply(
-            passed_on, u, up_cast, None, o, out_cast, ob, weights, 2 * passed_on, permutation, "gelu_new", False,
-            NO_DROPOUT, None, None, deferred,
+            passed_on, u, up_cast, None, o, out_cast, ob, weights, 2 * passed_on,
+            FeedConfig(permutation, "gelu_new", False, deferred=deferred),
         )  # fmt: skip
         return (fed, weights) if weights_read else (fed,)
 
     def plain(s: Tensor, r: Tensor, b: Tensor, u: Tensor, o: Tensor, ob: Tensor) -> tuple[Tensor, ...]:
         weights = plain_route(s, r, b, None, top_k, True)[4]
         u, o = u + up_rounding, o + out_rounding
-        fed = plain_combined_feed(s, u, None, o, ob, weights, 2 * s, permutation, "gelu_new", False)
+        rows = plain_grouped_feed(s, u, None, o, ob, None, FeedConfig(permutation, "gelu_new", False))
+        fed = plain_combine(rows, weights, permutation) + 2 * s
         return (fed, weights) if weights_read else (fed,)
 
     assert_equal_with_gradients(fused, plain, [stream, router, bias, up, out, out_bias], dtype, roundings=4)
