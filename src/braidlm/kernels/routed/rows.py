@@ -4,6 +4,7 @@ Rows are sorted by block, and each starts as its token's stream. The norm has no
 product (`ops.fold`). Rows so narrow that a program holds whole ones are also projected by the forward kernel.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,7 +177,7 @@ class AddNormRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return *_gradients(ctx, summed_gradient, normed_gradient), None, None
+        return *_gradients(ctx, ctx.saved_tensors, summed_gradient, normed_gradient), None, None
 
 
 class ProjectAddNormRows(torch.autograd.Function):
@@ -212,9 +213,9 @@ class ProjectAddNormRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (rows, cast, *_), permutation, norm = ctx.saved_tensors, ctx.permutation, ctx.norm
+        (rows, cast, *saved), permutation, norm = ctx.saved_tensors, ctx.permutation, ctx.norm
         needs_rows, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
-        stream_gradient, gradient = _gradients(ctx, summed_gradient, normed_gradient)
+        stream_gradient, gradient = _gradients(ctx, saved, summed_gradient, normed_gradient)
         weight_gradient = bias_gradient = None
         if needs_weight or needs_bias:
             weight_gradient, bias_gradient = parameter_gradients(
@@ -224,9 +225,11 @@ class ProjectAddNormRows(torch.autograd.Function):
         return rows_gradient, weight_gradient, None, bias_gradient, stream_gradient, None, None
 
 
-def _gradients(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+def _gradients(
+    ctx: Any, saved: Sequence[Any], summed_gradient: Tensor | None, normed_gradient: Tensor
+) -> tuple[Tensor | None, Tensor]:
     """Gradients of the stream (None if deferred) and of what was added."""
-    permutation, norm, (summed, means, rstds) = ctx.permutation, ctx.norm, ctx.saved_tensors[-3:]
+    permutation, norm, (summed, means, rstds) = ctx.permutation, ctx.norm, saved
     width, dropout = summed.shape[1], norm.dropout
     delta_gradient = torch.empty_like(summed) if norm.delta_slot is None else norm.delta_slot.gradient
     gradient = torch.empty_like(summed) if dropout.probability else delta_gradient

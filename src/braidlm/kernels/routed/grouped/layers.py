@@ -198,8 +198,7 @@ class CombinedFeed(Function):
         if needs_weights and deferred is None:
             weights_gradient = weights_of(projections, gradient, out_bias, permutation).to(ctx.weights_type)
         elif needs_weights:
-            read = (projections, gradient, permutation.row_of_choice, permutation.tile_expert)
-            with on_side(side, *read, priority=True):
+            with on_side(side, projections, gradient, *permutation.tables, priority=True):  # type: ignore[arg-type]
                 deferred_gradient = weights_of(projections, gradient, out_bias, permutation)
             deferred.weights.write(deferred_gradient, side)
         if needs_tokens and deferred is None:
@@ -275,14 +274,14 @@ def _up_gradients(ctx: Any, rows: Tensor, gradient: Tensor, sums: Tensor | None)
     """The gradients of the first layer's matrix and bias, from its inputs, the gradient of its outputs and the sums
     that are the bias's gradient, if it is needed."""
     config, bias_gradient, weight_gradient = ctx.config, None, None
-    permutation, gathered = config.permutation, "inputs" if config.gather else None
+    gathered: Gathered | None = "inputs" if config.gather else None
     if ctx.needs_input_grad[1]:
         weight_gradient, _ = parameter_gradients(
-            config.side, config.up_slot, rows, gradient, permutation, gathered, False
+            config.side, config.up_slot, rows, gradient, config.permutation, gathered, False
         )
     if sums is not None:
-        with on_side(config.side, sums, permutation.expert_offsets, priority=True):
-            bias_gradient = expert_sums(sums, permutation)
+        with on_side(config.side, sums, config.permutation.expert_offsets, priority=True):
+            bias_gradient = expert_sums(sums, config.permutation)
     return weight_gradient, bias_gradient
 
 
