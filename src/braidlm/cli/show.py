@@ -155,7 +155,7 @@ def _study(facts: dict[str, Any]) -> Report:
 
 def _training(training: dict[str, Any]) -> list[str]:
     """The row of a training, where what is not known yet is a dash."""
-    known = [
+    known: list[tuple[Any, Callable[[Any], str]]] = [
         *((training[key], lambda amount: count(float(amount))) for key in ("words", "tokens")),
         (training["epochs"], "{:g}".format),
         (training["checkpoints"], str),

@@ -1,16 +1,15 @@
 """The demo's report.html, with what its numbers mean in sentences that follow from them whatever they are."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from braidlm.core.console import count
 from braidlm.core.report.report import Report, Table
 from braidlm.data.corpora.maths import generate_problem
-from braidlm.inspection.charts import share_chart
-from braidlm.inspection.results import RoutingReport, percent, verdicts
+from braidlm.inspection.results import RoutingReport, percent
 from braidlm.serving.generate import Continuation
-from braidlm.studies.report import ROUTES_LINK, comparison_chart, learning_chart
+from braidlm.studies.report import ROUTES_LINK, add_routes, comparison_chart, learning_chart
 from braidlm.studies.results import Bits, ModelResult, StudyResults
 from braidlm.studies.tables import duration, inactive_paths, quality, training_time
 
@@ -47,38 +46,39 @@ class DemoFacts:
     routes: RoutingReport | None
     """The routes of tokens in the composed model."""
 
+    @property
+    def composed(self) -> ModelResult:
+        """The composed model that the page is about: the first."""
+        return next(m for m in self.results.models if m.kind == "composed")
+
 
 def demo_report(facts: DemoFacts) -> Report:
     """The page, with its pictures."""
     report = Report("Two small models become one", "What `braid demo` did on this machine")
-    results = facts.results
     _add_verdict(report, facts)
-    _add_setting(report.heading("What was done"), facts)
-    _add_routing(report.heading("Who goes where"), facts)
-    _add_withdrawing(report.heading("Take a path away"), results)
-    _add_paths(report.heading("Two paths, trained apart"), results)
-    _add_composing(report.heading("Composed into one model"), results)
-    _add_curves(report.heading("How they learned"), facts)
-    _add_numbers(report.heading("Every number"), facts)
-    _add_samples(report.heading("What they write"), facts)
-    _add_time(report.heading("What it took"), facts)
-    _add_next_steps(report.heading("Go on from here"), results)
+    sections: dict[str, Callable[[Report, DemoFacts], None]] = {
+        "What was done": _add_setting,
+        "Who goes where": _add_routing,
+        "Take a path away": _add_withdrawing,
+        "Two paths, trained apart": _add_paths,
+        "Composed into one model": _add_composing,
+        "How they learned": _add_curves,
+        "Every number": _add_numbers,
+        "What they write": _add_samples,
+        "What it took": _add_time,
+        "Go on from here": _add_next_steps,
+    }
+    for heading, add in sections.items():
+        add(report.heading(heading), facts)
     return report
 
 
-def composed_model(results: StudyResults) -> ModelResult:
-    """The composed model that the page is about: the first."""
-    return next(m for m in results.models if m.kind == "composed")
-
-
 def _add_verdict(report: Report, facts: DemoFacts) -> None:
-    results = facts.results
-    composed = composed_model(results)
+    results, composed = facts.results, facts.composed
     trigram = {"trigram": facts.ngrams["trigram"]}
     report.facts(dict(_key_figures(facts)))
     for finding in findings(results, composed, trigram):
-        report.heading(finding.question, level=3)
-        report.text(finding.answer)
+        report.heading(finding.question, level=3).text(finding.answer)
     first_seed = [m for m in results.models if m.seed == composed.seed]
     report.chart(
         comparison_chart(results, first_seed, trigram),
@@ -95,39 +95,33 @@ def _add_verdict(report: Report, facts: DemoFacts) -> None:
 
 
 def _key_figures(facts: DemoFacts) -> Iterator[tuple[str, str]]:
-    composed = composed_model(facts.results)
+    composed = facts.composed
     for domain, bits in composed.bits.items():
         yield f"bits per byte on {domain}, composed", f"{bits:.2f}"
-    if (right := _decisions(facts)) is not None:
-        yield "of router decisions for the text's own path", percent(right)
+    models = facts.routes.models if facts.routes is not None else []
+    if right := [m.tallies[-1].accuracy for m in models if any(layer.read_by == "router" for layer in m.layers)]:
+        yield "of router decisions for the text's own path", percent(right[0])
     costs = [bits[d] - composed.bits[d] for path, bits in composed.silenced.items() for d in bits if d != path]
     if costs:
-        yield "bits at most on the other domain when a path is withdrawn", f"{max(costs):+.2f}".replace("-", "−")
+        yield "bits at most on the other domain when a path is withdrawn", _signed(max(costs))
     yield "the whole demo", duration(sum(facts.seconds.values()))
-
-
-def _decisions(facts: DemoFacts) -> float | None:
-    """How many of a router's decisions are for the path of the text's domain."""
-    models = facts.routes.models if facts.routes is not None else []
-    shares = [m.tallies[-1].accuracy for m in models if any(layer.read_by == "router" for layer in m.layers)]
-    return shares[0] if shares else None
 
 
 def _add_setting(report: Report, facts: DemoFacts) -> None:
     results = facts.results
-    share = results.study.kept or 0.0
     report.text(
         "Braid wrote children's stories and worked word problems by rules, and trained two small models apart, "
-        f"each on {share:.0%} of its own text alone, as two owners of private data would, with one tokenizer. Then it "
-        "composed the two into one model, trained that on the rest, which neither had seen and both give for it, "
-        "and compared it with a dense model of about the same size that was trained from nothing on all of the text. "
-        "Nothing was downloaded."
+        f"each on {results.study.kept or 0.0:.0%} of its own text alone, as two owners of private data would, with one "
+        "tokenizer. Then it composed the two into one model, trained that on the rest, which neither had seen and both "
+        "give for it, and compared it with a dense model of about the same size that was trained from nothing on all "
+        "of the text. Nothing was downloaded."
     )
     sizes = {f"parameters, {m.name}": f"{m.parameters:,}" for m in results.models}
     report.facts(sizes | {"vocabulary": f"{facts.vocab_size:,}"})
 
 
-def _add_paths(report: Report, results: StudyResults) -> None:
+def _add_paths(report: Report, facts: DemoFacts) -> None:
+    results = facts.results
     rows = [
         [m.name, count(m.tokens), *(f"{m.bits[d]:.3f}" for d in results.domains)]
         for m in results.models
@@ -137,8 +131,8 @@ def _add_paths(report: Report, results: StudyResults) -> None:
     report.table(Table(["path", "tokens seen", *(f"on {d}" for d in results.domains)], rows))
 
 
-def _add_composing(report: Report, results: StudyResults) -> None:
-    composed = composed_model(results)
+def _add_composing(report: Report, facts: DemoFacts) -> None:
+    results, composed = facts.results, facts.composed
     join = results.study.steps[composed.name].join.kind  # type: ignore[attr-defined]
     report.text(
         "`braid compose` put the paths side by side. Their embeddings and heads were joined along the width, their "
@@ -195,19 +189,15 @@ def _add_routing(report: Report, facts: DemoFacts) -> None:
         return
     routed = any(layer.read_by == "router" for model in facts.routes.models for layer in model.layers)
     report.text(ROUTED if routed else UNROUTED)
-    caption = "Held-out documents of each domain, and where their tokens go."
-    report.chart(share_chart(facts.routes), caption, "routes")
-    for sentence in [s for model in facts.routes.models for s in (*verdicts(model), *model.findings)]:
-        report.text(sentence)
-    report.links(ROUTES_LINK)
+    add_routes(report, facts.routes, "Held-out documents of each domain, and where their tokens go.")
 
 
-def _add_withdrawing(report: Report, results: StudyResults) -> None:
+def _add_withdrawing(report: Report, facts: DemoFacts) -> None:
     report.text(
         "A path keeps its name in the composed model, and can be switched off when the model is loaded or while it "
         "writes: the owner of the data it was trained on can withdraw it. What that costs, in bits per byte:"
     )
-    report.table(replace(inactive_paths(results), name=""))
+    report.table(replace(inactive_paths(facts.results), name=""))
     report.text(
         "That leaves out the path's blocks. What the embedding, the head and the joins learned beside it stays, so to "
         "take data out of a model entirely, compose again without the path."
@@ -223,9 +213,8 @@ def _add_time(report: Report, facts: DemoFacts) -> None:
     report.table(Table(["step of the demo", "time"], steps))
 
 
-def _add_next_steps(report: Report, results: StudyResults) -> None:
-    composed = composed_model(results)
-    first = results.names("path")[0]
+def _add_next_steps(report: Report, facts: DemoFacts) -> None:
+    composed, first = facts.composed, facts.results.names("path")[0]
     report.code(
         f'braid generate {composed.folder} "Once upon a time" --top-next 5\n'
         f'braid generate {composed.folder} "Once upon a time" --paths {first}\n'

@@ -85,13 +85,18 @@ def study_report(results: StudyResults, routed: RoutingReport | None) -> Report:
         if name == "variants":
             _add_variants(report, results)
     if routed is not None:
-        report.heading("Who goes where")
-        report.chart(share_chart(routed), "Held-out documents of each domain.", "routes").links(ROUTES_LINK)
-        for model in routed.models:
-            for sentence in (*verdicts(model), *model.findings):
-                report.text(f"{model.name}: {sentence}")
+        add_routes(report.heading("Who goes where"), routed, "Held-out documents of each domain.")
     report.heading("The study")
     return report.code(json.dumps(encode(results.study), indent=2), summary="Everything about this study")
+
+
+def add_routes(report: Report, routed: RoutingReport, caption: str) -> None:
+    """Where tokens go, in a picture and in sentences; of several models each sentence names its model."""
+    report.chart(share_chart(routed), caption, "routes")
+    for model in routed.models:
+        for sentence in (*verdicts(model), *model.findings):
+            report.text(f"{model.name}: {sentence}" if len(routed.models) > 1 else sentence)
+    report.links(ROUTES_LINK)
 
 
 def _subtitle(results: StudyResults) -> str:

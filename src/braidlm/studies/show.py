@@ -28,6 +28,7 @@ from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.decoder_costs import decoder_facts, decoder_notes
 from braidlm.opening.names import find_sources
 from braidlm.opening.open import open_model
+from braidlm.opening.opened_model import OpenedModel
 from braidlm.studies.decoding import is_study
 from braidlm.studies.plan import study_facts
 from braidlm.training.decoder import plan_decoder_run
@@ -58,10 +59,7 @@ def show(
         return study_facts(name, data, length) if is_study(data) else recipe_facts(name, data, length)
     if overrides:
         raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", name)
-    if is_packed(x):
-        return any_folder_facts(x, length)
-    sources = find_sources(x)
-    facts = [any_folder_facts(source, length) for source in sources]
+    facts = [any_folder_facts(source, length) for source in ([x] if is_packed(x) else find_sources(x))]
     return facts[0] if len(facts) == 1 else _comparison(facts)
 
 
@@ -108,16 +106,24 @@ def any_folder_facts(x: str | Path, length: int | None = None) -> dict[str, Any]
     if is_packed(folder):
         facts = asdict(PackedData(folder).manifest)
         return {"kind": "data", **facts, "name": str(x), "set": facts.get("name"), "notes": [], "problems": []}
-    return run_facts(folder, length) if is_run(folder) else {"kind": "model", **folder_facts(folder, length)}
+    return (
+        run_facts(folder, length) if is_run(folder) else {"kind": "model", **folder_facts(open_model(folder), length)}
+    )
 
 
 def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
     """A composed recipe, checked in full; its model as it would be built."""
+    about = dict(list_recipes()).get(name)
     notes: list[str] = []
     problems: list[str] = []
     tokens: int | None = None
-    if data.get("decoder"):
-        return _decoder_recipe_facts(name, data, length)
+    if data.get("decoder"):  # which is opened and not loaded
+        with errors_at(name):
+            recipe = decode_recipe(data).recipe
+        facts = folder_facts(open_decoder(recipe), length)
+        with collecting(facts["problems"]):
+            facts["notes"].append(plan_decoder_run(recipe, torch.device(choose_device("auto"))))
+        return {**facts, "kind": "recipe", "name": name, "about": about, "lineage": None, "recipe": data}
     if is_preset(data):
         kind, key = "preset", "vocab_size"
         model = read_model(data, name)
@@ -139,90 +145,52 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
     with collecting(notes):
         needed = facts["memory"]["training_adamw"]
         check_memory(needed, torch.device(choose_device("auto")), "weights, gradients and AdamW's two moments need")
-    return {
-        "kind": kind,
-        "name": name,
-        "about": dict(list_recipes()).get(name),
-        **facts,
-        "expected_seconds": tokens and training_seconds(tokens, facts["flops_per_token"], training_speed()),
-        "vocab_size_assumed": vocab_size is None,
-        "lineage": None,
-        "tokenizer": None,
-        "recipe": data,
-        "notes": notes,
-        "problems": problems,
-    }
+    seconds = tokens and training_seconds(tokens, facts["flops_per_token"], training_speed())
+    facts |= {"expected_seconds": seconds, "vocab_size_assumed": vocab_size is None, "lineage": None, "tokenizer": None}
+    return {"kind": kind, "name": name, "about": about, **facts, "recipe": data, "notes": notes, "problems": problems}
 
 
-def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
+def folder_facts(opened: OpenedModel, length: int | None = None) -> dict[str, Any]:
     """A model folder, with what is wrong with it."""
-    opened = open_model(folder)
-    if isinstance(opened, OpenedDecoder):
-        return _decoder_folder_facts(opened, length)
-    assert isinstance(opened, OpenedBraid)
-    config = opened.config
-    notes: list[str] = []
     problems: list[str] = []
-    with collecting(problems):
-        opened.check()
-    lineage = load_lineage(folder)
-    if opened.is_bridged:
-        notes.append(
-            f"This is a '{opened.kind}' folder, shown as Braid reads it; `braid convert` writes it as Braid's."
-        )
-    elif lineage is None:
-        problems.append("lineage.json is missing: where the model came from is not known")
-    if config.frozen:
-        notes.append(f"Training leaves these parts as they are: {', '.join(config.frozen)}.")
-    fingerprint = None
-    with collecting(problems):
-        tokenizer = load_tokenizer(folder)
-        fingerprint = tokenizer.fingerprint
-        if tokenizer.vocab_size > config.vocab_size:
-            problems.append(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, the model a vocabulary of {config.vocab_size}"
+    fingerprint, lineage = None, load_lineage(opened.folder)
+    if isinstance(opened, OpenedDecoder):
+        with collecting(problems):
+            fingerprint = opened.tokenizer.fingerprint
+        costs, recipe, notes = decoder_facts(opened, length), opened.config.to_dict(), decoder_notes(opened)
+    else:
+        assert isinstance(opened, OpenedBraid)
+        config = opened.config
+        with collecting(problems):
+            opened.check()
+        costs, recipe, notes = costs_and_kernels(config, length), config.architecture, []
+        if opened.is_bridged:
+            notes.append(
+                f"This is a '{opened.kind}' folder, shown as Braid reads it; `braid convert` writes it as Braid's."
             )
-    recorded = (lineage or {}).get("tokenizer")
-    if fingerprint and recorded and fingerprint != recorded:
-        problems.append("the tokenizer is not the one the model was made with (another fingerprint)")
+        elif lineage is None:
+            problems.append("lineage.json is missing: where the model came from is not known")
+        if config.frozen:
+            notes.append(f"Training leaves these parts as they are: {', '.join(config.frozen)}.")
+        with collecting(problems):
+            tokenizer = load_tokenizer(opened.folder)
+            fingerprint = tokenizer.fingerprint
+            if tokenizer.vocab_size > config.vocab_size:
+                has = f"the tokenizer has {tokenizer.vocab_size} tokens"
+                problems.append(f"{has}, the model a vocabulary of {config.vocab_size}")
+        recorded = (lineage or {}).get("tokenizer")
+        if fingerprint and recorded and fingerprint != recorded:
+            problems.append("the tokenizer is not the one the model was made with (another fingerprint)")
     return {
-        "name": str(folder),
-        **costs_and_kernels(config, length),
+        "name": str(opened.folder),
+        **costs,
         "vocab_size_assumed": False,
         "lineage": lineage,
         "tokenizer": fingerprint,
-        "recipe": config.architecture,
+        "recipe": recipe,
         "notes": notes,
         "problems": problems,
     }
-
-
-def _decoder_folder_facts(opened: OpenedDecoder, length: int | None) -> dict[str, Any]:
-    problems: list[str] = []
-    fingerprint = None
-    with collecting(problems):
-        fingerprint = opened.tokenizer.fingerprint
-    return {
-        "name": str(opened.folder),
-        **decoder_facts(opened, length),
-        "vocab_size_assumed": False,
-        "lineage": load_lineage(opened.folder),
-        "tokenizer": fingerprint,
-        "recipe": opened.config.to_dict(),
-        "notes": decoder_notes(opened),
-        "problems": problems,
-    }
-
-
-def _decoder_recipe_facts(name: str, data: dict[str, Any], length: int | None) -> dict[str, Any]:
-    """A recipe that trains a decoder, which is opened and not loaded."""
-    with errors_at(name):
-        recipe = decode_recipe(data).recipe
-    facts = _decoder_folder_facts(open_decoder(recipe), length)
-    with collecting(facts["problems"]):
-        facts["notes"].append(plan_decoder_run(recipe, torch.device(choose_device("auto"))))
-    about = dict(list_recipes()).get(name)
-    return {**facts, "kind": "recipe", "name": name, "about": about, "lineage": None, "recipe": data}
 
 
 def costs_and_kernels(config: BraidConfig, length: int | None) -> dict[str, Any]:
@@ -240,7 +208,7 @@ def run_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
         facts = recipe_facts(recipe, compose_recipe(recipe), length)
         facts["notes"].append("This run has no checkpoint yet: the model is as its recipe says.")
     else:
-        facts = folder_facts(newest, length)
+        facts = folder_facts(open_model(newest), length)
     records = last_records(folder)
     run: dict[str, Any] = {"checkpoint": newest.name if newest else None}
     for kind in ("train", "validation"):
