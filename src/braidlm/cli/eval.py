@@ -129,7 +129,9 @@ def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[
     models = [word for word in words if word not in known]
     for word in models:
         if len(Path(word).parts) == 1 and not Path(word).exists():
-            raise _unknown(word, known)
+            near = did_you_mean(word, known) if get_close_matches(word, known, n=1) else ""
+            todo = None if near else "`braid list tasks` lists the tasks."
+            raise BraidError(f"there is no model folder and no task '{word}'{near and '.'}{near}", todo=todo)
         find_sources(word, any_folder=True)  # an error that suggests the nearest name
     if not models:
         raise BraidError("there is no model", todo="`braid eval MODEL ... TASK ...`: name a model folder or a run.")
@@ -138,13 +140,6 @@ def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[
             "there is no task", todo=f"Name one or several (`braid list tasks` says what they are): {', '.join(known)}."
         )
     return models, tasks
-
-
-def _unknown(word: str, tasks: list[str]) -> BraidError:
-    """The error for a word that is neither a task nor a folder here."""
-    if get_close_matches(word, tasks, n=1):
-        return BraidError(f"there is no model folder and no task '{word}'.{did_you_mean(word, tasks)}")
-    return BraidError(f"there is no model folder and no task '{word}'", todo="`braid list tasks` lists the tasks.")
 
 
 def _data(items: list[str]) -> tuple[str | None, dict[str, str]]:

@@ -65,14 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """One of the two forms."""
-    study = args.file is not None or args.models is not None
     forms = "Either `braid generate MODEL PROMPT ...`, or `braid generate --prompts FILE --models MODEL ...`."
-    if study and (args.model is not None or args.prompt):
-        raise BraidError("a model or a prompt is given, and a prompt study (--prompts, --models) too", todo=forms)
-    if study and (args.file is None or args.models is None):
-        missing = "--prompts FILE" if args.file is None else "--models MODEL ..."
-        raise BraidError(f"a prompt study also needs {missing}", todo=forms)
-    if study:
+    if args.file is not None or args.models is not None:
+        if args.model is not None or args.prompt:
+            raise BraidError("a model or a prompt is given, and a prompt study (--prompts, --models) too", todo=forms)
+        if args.file is None or args.models is None:
+            missing = "--prompts FILE" if args.file is None else "--models MODEL ..."
+            raise BraidError(f"a prompt study also needs {missing}", todo=forms)
         _study(args)
         return
     if args.model is None:
@@ -154,10 +153,8 @@ def _study(args: argparse.Namespace) -> None:
     from braidlm.serving.generate import prompt_study
     from braidlm.serving.prompt_study import study_report
 
-    def on_model(name: str) -> None:
-        say(f"{name} ...")
-
-    study = prompt_study(args.models, args.file, **_options(args), out=args.out, on_model=on_model)
+    options = _options(args) | {"out": args.out, "on_model": lambda name: say(f"{name} ...")}
+    study = prompt_study(args.models, args.file, **options)
     show_json(asdict(study))
     show_report(study_report(study))
     if args.out is not None:
