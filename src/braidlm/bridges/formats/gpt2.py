@@ -20,6 +20,7 @@ ACTIVATIONS = {
     "relu": "relu",
 }
 """Transformers' names, several of which mean the same function, and ours."""
+KNOWN = ", ".join(sorted(set(ACTIVATIONS.values())))
 
 
 @bridges.register("gpt2")
@@ -40,8 +41,7 @@ class GPT2Bridge(HuggingFaceBridge):
     def import_problems(self, config: Any) -> list[str]:
         problems = []
         if config.activation_function not in ACTIVATIONS:
-            known = ", ".join(sorted(set(ACTIVATIONS.values())))
-            problems.append(f"activation_function is '{config.activation_function}'; Braid has {known}")
+            problems.append(f"activation_function is '{config.activation_function}'; Braid has {KNOWN}")
         if not config.scale_attn_weights:
             problems.append("scale_attn_weights is false; Braid always divides scores by the root of the head size")
         if config.scale_attn_by_inverse_layer_idx:

@@ -1,17 +1,31 @@
 """MoEP as its authors' code saves it: a Hugging Face folder of the type `moep_lm`, whatever its tensors are called.
 
-Versions of the code name tensors differently, so names and shapes together show what each of them is. A tensor that
-does not fit is refused by name.
+Versions of the code name tensors and settings differently, so names and shapes together show what each tensor is. A
+tensor that does not fit is refused by name.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from braidlm.bridges.bridge import Bridge, OpenedCheckpoint, TensorMapping, bridges, bullet_list
 from braidlm.bridges.checkpoint import INDEX_FILE, PICKLE_PATTERNS, SINGLE_FILE, Checkpoint, Shapes
-from braidlm.bridges.formats.moep.config import MoepConfig, architecture
-from braidlm.bridges.formats.moep.matrices import read_matrices
-from braidlm.bridges.formats.moep.structure import FEED, QKV, Bank, Module, MoepStructure, is_buffer, read_structure
+from braidlm.bridges.formats.gpt2 import ACTIVATIONS, KNOWN
+from braidlm.bridges.formats.moep.structure import (
+    ATTENTION_PARTS,
+    FEED,
+    NORMS,
+    QKV,
+    Bank,
+    Module,
+    MoepStructure,
+    has_bias,
+    is_buffer,
+    read_structure,
+)
 from braidlm.bridges.hugging_face import read_config
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.errors import BraidError, errors_at
@@ -37,10 +51,8 @@ class MoepBridge(Bridge):
         for name, shape in checkpoint.shapes.items():
             if is_buffer(name, shape):
                 checkpoint.ignore(name, "a constant of the causal mask or the positions, which some versions stored")
-        shapes = checkpoint.shapes
         with errors_at(folder):
-            structure = read_structure(shapes)
-            transposed = read_matrices(structure, shapes)
+            structure = read_structure(checkpoint.shapes)
         if problems := config.contradictions(structure.sizes):
             raise BraidError(
                 f"this configuration contradicts the tensors:{bullet_list(problems)}",
@@ -48,10 +60,15 @@ class MoepBridge(Bridge):
                 "Weights and configuration must come from the same model.",
             )
         tied = _resolve_tied_head(structure.outer, config, checkpoint)
-        self.opened = _map_tensors(structure, transposed, tied, shapes, folder)
+        mapper = _Mapper(structure, checkpoint.shapes)
+        self.opened = mapper.map_all(tied)
+        if mapper.problems:
+            raise BraidError(
+                f"the weights are not those of {structure.description}:{bullet_list(mapper.problems)}", folder
+            )
         with errors_at(where):
             ours = architecture(structure, config, tied)
-        token_ids = {name: config.first((name,)) for name in TOKEN_IDS}
+            token_ids = {name: config.read(name) for name in TOKEN_IDS}
         braid_config = BraidConfig(ours, vocab_size=structure.vocabulary, **token_ids)
         return OpenedCheckpoint(checkpoint, braid_config, structure.description, config.notes)
 
@@ -70,6 +87,171 @@ def _weights(folder: Path) -> Path:
     return files[0] if files else folder
 
 
+HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads", "heads")
+TOP_K = ("top_k", "topk", "k", "num_experts_per_tok", "router_top_k")
+
+
+def _of_narrow(*names: str) -> tuple[str, ...]:
+    """The spellings of a setting of the parallel blocks."""
+    words = ("small", "parallel", "path", "narrow", "inner", "reduced", "block")
+    return tuple(key for word in words for name in names for key in (f"{word}_{name}", f"{name}_{word}"))
+
+
+SIZES = {
+    "vocabulary": ("vocab_size",),
+    "width": ("n_embd", "hidden_size", "d_model", "dim", "embed_dim", "model_dim"),
+    "narrow width": _of_narrow("n_embd", "hidden_size", "d_model", "dim", "width"),
+    "positions": ("n_positions", "max_position_embeddings", "block_size", "context_length", "max_seq_len", "n_ctx"),
+    "layers": ("n_layer", "n_layers", "num_layers", "num_hidden_layers"),
+    "parallel layers": ("parallel_layers", "n_parallel_layers", "num_parallel_layers", "n_layer_parallel"),
+    "blocks of a layer": ("parallel_blocks", "n_parallel_blocks", "num_parallel_blocks", "n_paths", "paths"),
+    "experts": ("n_experts", "num_experts", "experts", "n_expert", "num_local_experts"),
+    "feed-forward": ("n_inner", "intermediate_size", "d_ff", "ffn_dim"),
+}
+"""Sizes that tensors show too, and their possible keys."""
+KEYS = {
+    "heads": HEADS,
+    "heads of parallel blocks": _of_narrow(*HEADS),
+    "size of a head": ("head_dim", "head_size", "d_head"),
+    "blocks in a layer": (
+        *("top_k_blocks", "block_top_k", "blocks_top_k", "parallel_top_k", "top_k_parallel", "top_k_paths"),
+        *TOP_K,
+    ),
+    "experts": ("top_k_experts", "expert_top_k", "experts_top_k", "moe_top_k", "top_k_moe", *TOP_K),
+    "balance": (
+        *("aux_loss_weight", "aux_loss_coef", "router_aux_loss_coef", "load_balance_weight", "balance_weight"),
+    ),
+    "eps": ("layer_norm_epsilon", "layer_norm_eps", "norm_eps", "eps"),
+    "activation": ("activation_function", "hidden_act", "activation", "hidden_activation"),
+    "renormalise": ("norm_topk_prob", "renormalize", "renormalise", "normalize_top_k"),
+    "dropout": ("dropout", "dropout_rate"),
+}
+"""Settings that no tensor shows, and their possible keys; those of `experts` and `blocks in a layer` are top_k."""
+
+
+class MoepConfig:
+    """The contents of config.json, read with several spellings of each key."""
+
+    def __init__(self, data: dict[str, Any]):
+        self.data = data
+        self.notes: list[str] = []
+
+    def read(self, setting: str, default: Any = None, value_type: type = int) -> Any:
+        """The value under the first of the setting's keys that has one, or under the one key of that name."""
+        for key in KEYS.get(setting, (setting,)):
+            if (value := self.data.get(key)) is None:
+                continue
+            accepted = (int, float) if value_type is float else value_type
+            if not isinstance(value, accepted) or (value_type is not bool and isinstance(value, bool)):
+                raise BraidError(f"{key} must be of type {value_type.__name__}, got {value!r}")
+            if isinstance(value, (int, float)) and value < 0:
+                raise BraidError(f"{key} must not be below 0, got {value}")
+            return value_type(value)
+        return default
+
+    def contradictions(self, sizes: dict[str, set[int]]) -> list[str]:
+        """Sizes in the configuration that the tensors do not have."""
+        return [
+            f"{key} is {value}, the tensors say {' or '.join(map(str, sorted(sizes[what])))} ({what})"
+            for what, keys in SIZES.items()
+            for key in keys
+            if isinstance(value := self.data.get(key), int) and value not in sizes[what]
+        ]
+
+    def heads(self, width: int, narrow: int) -> tuple[int, int]:
+        """The heads of the blocks of the full width and of the parallel ones: no tensor shows them."""
+        head_dim = self.read("size of a head")
+        wide = self.read("heads", width // head_dim if head_dim else None)
+        if not wide:
+            raise BraidError(
+                f"neither the tensors nor config.json say how many heads attention has ({', '.join(HEADS)})",
+                todo='Add it to config.json, e.g. "n_head": 6. In the paper a head has 64 channels.',
+            )
+        parallel = self.read("heads of parallel blocks")
+        if parallel is None:
+            size = head_dim or width // wide
+            parallel = max(1, narrow // size)
+            chosen = f"{parallel} of {size} channels, as large as the other blocks' heads, are written"
+            self.notes.append(f"config.json does not give the heads of parallel blocks; {chosen}")
+        for name, heads, channels in (("blocks", wide, width), ("parallel blocks", parallel, narrow)):
+            if heads < 1 or channels % heads:
+                raise BraidError(f"{heads} heads of {name} do not divide their width, {channels}")
+        return wide, parallel
+
+    def feed(self, gated: bool) -> dict[str, Any]:
+        """The kind of feed-forward parts; gated ones are read as the paper's SwiGLU."""
+        name = self.read("activation", None, str)
+        if gated:
+            if name not in (None, "silu", "swish", "swiglu"):
+                read = "gated parts are read as SwiGLU, the paper's"
+                self.notes.append(f"config.json names the activation '{name}'; {read}")
+            return {"kind": "swiglu"}
+        if (name or "gelu_new") not in ACTIVATIONS:
+            raise BraidError(f"the activation is '{name}'; Braid has {KNOWN}")
+        return {"kind": "mlp", "activation": ACTIVATIONS[name or "gelu_new"]}
+
+    def router(self, bank: Bank, choices: str) -> dict[str, Any]:
+        """The router of a bank of `experts` or of `blocks in a layer`; the authors' code weighs the Switch loss 0.2."""
+        weight, top_k, count = self.read("balance", 0.2, float), self.read(choices), len(bank.members)
+        if top_k is None:
+            top_k = min(2, count)
+            self.notes.append(f"config.json does not give top_k of {choices}; {top_k}, the paper's, is written")
+        if not 1 <= top_k <= count:
+            raise BraidError(f"top_k is {top_k}, and there are {count} {choices}")
+        return {
+            "top_k": top_k,
+            "renormalise": self.read("renormalise", True, bool),
+            "bias": bank.router_bias,
+            "losses": {"switch": weight} if weight else {},
+        }
+
+
+def architecture(structure: MoepStructure, config: MoepConfig, tied: bool) -> dict[str, Any]:
+    """Our architecture for a checkpoint."""
+    heads, parallel_heads = config.heads(structure.width, structure.narrow)
+    feed, layer = config.feed(structure.gated), structure.layers[0]
+    std = config.read("initializer_range", None, float) or 0.02
+    dropout = config.read("dropout", 0.1, float)  # the paper's
+    rates = {"embedding": "embd_pdrop", "attention": "attn_pdrop", "residual": "resid_pdrop"}
+    parallel = {
+        "layers": len(structure.layers),
+        "paths": len(layer.members),
+        "attention": {"heads": parallel_heads},
+        "feed": {"hidden": layer.hidden},
+        "join": {"kind": "routed", **config.router(layer, "blocks in a layer")},
+    }
+
+    def projection(bank: Bank, to: int) -> dict[str, Any]:
+        kind = {"kind": "swiglu", "hidden": bank.hidden} if bank.gated else {"kind": "linear"}
+        experts = {"names": len(bank.members), **kind, "router": config.router(bank, "experts")}
+        return {"project": {"to": to, "bias": has_bias(bank.members, *FEED, "linear"), "experts": experts}}
+
+    return {
+        "width": structure.width,
+        "context": structure.positions,
+        "positions": "learned",
+        "tie_embeddings": tied,
+        "dropout": {ours: config.read(theirs, dropout, float) for ours, theirs in rates.items()},
+        "initialisation": {"kind": "normal", "std": std, "carriers": std},
+        "block": {
+            "norm": {
+                "kind": "layer",
+                "eps": config.read("eps", None, float) or 1e-5,
+                "bias": structure.has_bias(*NORMS),
+            },
+            "attention": {"heads": heads, "bias": structure.has_bias(*ATTENTION_PARTS)},
+            "feed": {**feed, "hidden": structure.hidden, "bias": structure.has_bias(*FEED)},
+        },
+        "stages": [
+            *([{"block": {"layers": len(structure.before)}}] if structure.before else []),
+            projection(structure.shrink, structure.narrow),
+            {"parallel": parallel},
+            projection(structure.grow, structure.width),
+            *([{"block": {"layers": len(structure.after)}}] if structure.after else []),
+        ],
+    }
+
+
 def _resolve_tied_head(outer: Module, config: MoepConfig, checkpoint: Checkpoint) -> bool:
     """Whether the head is tied to the embedding; a stored head is compared with it."""
     key, tied = ("head", "weight"), config.data.get("tie_word_embeddings", True)
@@ -78,90 +260,92 @@ def _resolve_tied_head(outer: Module, config: MoepConfig, checkpoint: Checkpoint
     if tied is False:
         return False
     if checkpoint.ignore_copy_of_embedding(outer.tensors[key], outer.tensors["embedding", "weight"]):
-        del outer.tensors[key]
         return True
     config.notes.append("the weights hold a head of their own, not the embedding: it is kept, untied")
     return False
 
 
-def _map_tensors(
-    structure: MoepStructure, transposed: dict[str, bool], tied: bool, shapes: Shapes, where: str
-) -> list[TensorMapping]:
-    """The mapping of every tensor; one error lists all tensors that are missing or left over."""
-    mapper = _Mapper(structure, transposed)
-    mapper.map_outer(tied)
-    mapper.map_blocks(structure.before, "model.stages.0.layers")
-    stage = 1 if structure.before else 0
-    mapper.map_experts(structure.shrink, f"model.stages.{stage}.experts")
-    for number, layer in enumerate(structure.layers):
-        mapper.map_layer(layer, f"model.stages.{stage + 1}.layers.{number}")
-    mapper.map_experts(structure.grow, f"model.stages.{stage + 2}.experts")
-    mapper.map_blocks(structure.after, f"model.stages.{stage + 3}.layers")
-    mapped = {name for mapping in mapper.mappings for name in mapping.foreign}
-    modules = [structure.outer, *structure.blocks]
-    for bank in (structure.shrink, structure.grow, *structure.layers):
-        modules += [bank.router, *bank.members]
-    left = dict.fromkeys(name for module in modules for name in module.tensors.values() if name not in mapped)
-    problems = mapper.missing + [f"left over {name} {list(shapes[name])}" for name in left]
-    if problems:
-        raise BraidError(f"the weights are not those of {structure.description}:{bullet_list(problems)}", where)
-    return mapper.mappings
+ROUTERS = "routers"
+"""The family of matrices that says nothing about others: routers are torch's Linear even where the rest is Conv1D."""
 
 
 class _Mapper:
-    """Collects mappings, and the tensors that are missing for others."""
+    """Collects the mapping of every tensor, and the tensors that are missing, left over or of a wrong shape."""
 
-    def __init__(self, structure: MoepStructure, transposed: dict[str, bool]):
-        self.structure, self.transposed = structure, transposed
-        self.mappings: list[TensorMapping] = []
-        self.missing: list[str] = []
+    def __init__(self, structure: MoepStructure, shapes: Shapes):
+        self.structure, self.shapes = structure, shapes
+        self.found: list[tuple[str, TensorMapping]] = []
+        """With the family of the matrix, attention's, feed-forward's, experts' or routers'; empty for other tensors."""
+        self.problems: list[str] = []
+        self.examples: dict[str, dict[bool, str]] = defaultdict(dict)
+        """For each family a matrix that is [out, in] (torch's Linear), and one that is [in, out] (GPT-2's Conv1D)."""
+        self.square: dict[str, list[str]] = defaultdict(list)
+        """The matrices of each family whose shape does not show which of the two they are."""
 
-    def map_outer(self, tied: bool) -> None:
-        outer = [self.structure.outer]
-        self._map("model.embedding", outer, ("embedding",), bias=False)
-        self._map("model.positions", outer, ("positions",), bias=False)
-        self._map("model.norm", outer, ("last norm",), bias=self.structure.norm_bias)
-        if not tied:
-            self._map("head", outer, ("head",), bias=False)
-
-    def map_blocks(self, blocks: list[Module], ours: str) -> None:
-        for number, block in enumerate(blocks):
-            self._map_block([block], f"{ours}.{number}", self.structure.width, self.structure.hidden, None)
-
-    def map_layer(self, layer: Bank, ours: str) -> None:
-        members = len(layer.members)
-        blocks, stacked = (f"{ours}.stack.0", members) if members > 1 else (f"{ours}.paths.path_1.0", None)
-        self._map_block(layer.members, blocks, self.structure.narrow, layer.hidden, stacked)
-        router_bias = self.structure.layers[0].router.has("router", "bias")
-        self._map(f"{ours}.join.router.scores", [layer.router], ("router",), router_bias)
-
-    def map_experts(self, bank: Bank, ours: str) -> None:
-        stacked, bias = len(bank.members), bank.has_bias(*FEED, "linear")
-        if bank.gated:
-            self._map_gated(bank.members, ours, bank.hidden, stacked, bias)
-        else:
-            self._map(f"{ours}.out", bank.members, ("linear",), bias, stacked=stacked)
-        self._map(f"{ours}.router.scores", [bank.router], ("router",), bank.router.has("router", "bias"))
-
-    def _map_block(self, blocks: list[Module], ours: str, width: int, hidden: int, stacked: int | None) -> None:
+    def map_all(self, tied: bool) -> list[TensorMapping]:
+        """The mappings; with problems they are not complete."""
         structure = self.structure
-        self._map(f"{ours}.attention_norm", blocks, ("norm 1",), structure.norm_bias, stacked=stacked)
-        self._map(f"{ours}.feed_norm", blocks, ("norm 2",), structure.norm_bias, stacked=stacked)
-        separate = any(blocks[0].has(part) for part in QKV)
-        parts, sizes = (QKV, (width,) * 3) if separate else (("qkv",), ())
-        self._map(f"{ours}.attention.qkv", blocks, parts, structure.attention_bias, sizes, stacked)
-        self._map(f"{ours}.attention.out", blocks, ("attention out",), structure.attention_bias, stacked=stacked)
-        if structure.gated:
-            self._map_gated(blocks, f"{ours}.feed", hidden, stacked, structure.feed_bias)
-            return
-        self._map(f"{ours}.feed.up", blocks, ("up",), structure.feed_bias, stacked=stacked)
-        self._map(f"{ours}.feed.out", blocks, ("down",), structure.feed_bias, stacked=stacked)
+        outer, width, narrow = [structure.outer], structure.width, structure.narrow
+        for ours, part in (("embedding", "embedding"), ("positions", "positions"), ("norm", "last norm")):
+            self._map(f"model.{ours}", outer, (part,), part == "last norm" and structure.has_bias(*NORMS))
+        if not tied:
+            self._map("head", outer, ("head",), False)
+        stage = 1 if structure.before else 0
+        for number, blocks in ((0, structure.before), (stage + 3, structure.after)):
+            for index, block in enumerate(blocks):
+                self._map_block([block], f"model.stages.{number}.layers.{index}", width, structure.hidden, False)
+        for bank, number, inputs, outputs in (
+            (structure.shrink, stage, width, narrow),
+            (structure.grow, stage + 2, narrow, width),
+        ):
+            ours, bias = f"model.stages.{number}.experts", has_bias(bank.members, *FEED, "linear")
+            if bank.gated:
+                sizes = (inputs, bank.hidden, outputs)
+                self._map_feed(bank.members, ours, sizes, "experts", bank.gated, bias, True)
+            else:
+                self._map(f"{ours}.out", bank.members, ("linear",), bias, True, ("experts", inputs, outputs))
+            self._map_router(bank, f"{ours}.router", inputs)
+        for number, layer in enumerate(structure.layers):
+            ours, several = f"model.stages.{stage + 1}.layers.{number}", len(layer.members) > 1
+            blocks_name = f"{ours}.stack.0" if several else f"{ours}.paths.path_1.0"
+            self._map_block(layer.members, blocks_name, narrow, structure.layers[0].hidden, several)
+            self._map_router(layer, f"{ours}.join.router", narrow)
+        transposed = self._orientations()
+        mapped = {name for _, mapping in self.found for name in mapping.foreign}
+        self.problems += [f"left over {n} {list(shape)}" for n, shape in self.shapes.items() if n not in mapped]
+        return [replace(mapping, transposed=transposed.get(family, False)) for family, mapping in self.found]
 
-    def _map_gated(self, modules: list[Module], ours: str, hidden: int, stacked: int | None, bias: bool) -> None:
-        fused = modules[0].has("gate and up")
-        parts, sizes = (("gate and up",), ()) if fused else (("gate", "up"), (hidden, hidden))
-        self._map(f"{ours}.gate_up", modules, parts, bias, sizes, stacked)
-        self._map(f"{ours}.out", modules, ("down",), bias, stacked=stacked)
+    def _map_router(self, bank: Bank, ours: str, inputs: int) -> None:
+        matrix = (ROUTERS, inputs, len(bank.members))
+        self._map(f"{ours}.scores", [bank.router], ("router",), bank.router_bias, False, matrix)
+
+    def _map_block(self, blocks: list[Module], ours: str, width: int, hidden: int, stacked: bool) -> None:
+        norms, attention = self.structure.has_bias(*NORMS), self.structure.has_bias(*ATTENTION_PARTS)
+        self._map(f"{ours}.attention_norm", blocks, ("norm 1",), norms, stacked)
+        self._map(f"{ours}.feed_norm", blocks, ("norm 2",), norms, stacked)
+        qkv = QKV if blocks[0].has(*QKV) else ("qkv",)
+        self._map(f"{ours}.attention.qkv", blocks, qkv, attention, stacked, ("attention", width, 3 * width))
+        self._map(f"{ours}.attention.out", blocks, ("attention out",), attention, stacked, ("attention", width, width))
+        sizes, bias = (width, hidden, width), self.structure.has_bias(*FEED)
+        self._map_feed(blocks, f"{ours}.feed", sizes, "feed-forward parts", self.structure.gated, bias, stacked)
+
+    def _map_feed(
+        self,
+        modules: list[Module],
+        ours: str,
+        sizes: tuple[int, int, int],
+        family: str,
+        gated: bool,
+        bias: bool,
+        stacked: bool,
+    ) -> None:
+        inputs, hidden, outputs = sizes
+        if gated:
+            parts = ("gate and up",) if modules[0].has("gate and up") else ("gate", "up")
+            self._map(f"{ours}.gate_up", modules, parts, bias, stacked, (family, inputs, 2 * hidden))
+        else:
+            self._map(f"{ours}.up", modules, ("up",), bias, stacked, (family, inputs, hidden))
+        self._map(f"{ours}.out", modules, ("down",), bias, stacked, (family, hidden, outputs))
 
     def _map(
         self,
@@ -169,17 +353,50 @@ class _Mapper:
         modules: list[Module],
         parts: tuple[str, ...],
         bias: bool,
-        sizes: tuple[int, ...] = (),
-        stacked: int | None = None,
+        stacked: bool = False,
+        matrix: tuple[str, int, int] = ("", 0, 0),
     ) -> None:
+        """Map the parts of these modules to one tensor of ours; a `matrix` has a family, and inputs and outputs that
+        all parts together have."""
+        family, inputs, outputs = matrix
+        sizes = (outputs // len(parts),) * len(parts) if len(parts) > 1 else ()
         for kind in ("weight", "bias") if bias else ("weight",):
-            names = [self._name(module, part, kind) for module in modules for part in parts]
-            if all(names):
-                transposed = kind == "weight" and {self.transposed.get(name, False) for name in names} == {True}
-                self.mappings.append(TensorMapping(f"{ours}.{kind}", tuple(names), sizes, transposed, stacked=stacked))
+            names = []
+            for module, part in product(modules, parts):
+                if name := module.tensors.get((part, kind)):
+                    names.append(name)
+                    if family and kind == "weight":
+                        self._add(family, name, inputs, outputs // len(parts))
+                else:
+                    where = f" in {module.name}" if module.name else ""
+                    self.problems.append(f"missing {kind} of {part}{where}")
+            mapping = TensorMapping(f"{ours}.{kind}", tuple(names), sizes, stacked=len(modules) if stacked else None)
+            self.found.append((family if kind == "weight" else "", mapping))
 
-    def _name(self, module: Module, part: str, kind: str) -> str:
-        name = module.tensors.get((part, kind), "")
-        if not name:
-            self.missing.append(f"missing {kind} of {part}{f' in {module.name}' if module.name else ''}")
-        return name
+    def _add(self, family: str, name: str, inputs: int, outputs: int) -> None:
+        """Record a matrix that must have these sizes."""
+        shape = self.shapes[name]
+        if shape not in ((outputs, inputs), (inputs, outputs)):
+            self.problems.append(f"{name} is {list(shape)}, expected {[outputs, inputs]} or {[inputs, outputs]}")
+        elif inputs == outputs:
+            self.square[family].append(name)
+        else:
+            self.examples[family].setdefault(shape == (inputs, outputs), name)
+
+    def _orientations(self) -> dict[str, bool]:
+        """Whether the matrices of each family are [in, out]: square ones are like the others of their family or, if it
+        has none, like all others if these are [out, in]."""
+        everywhere = {one for family, examples in self.examples.items() for one in examples if family != ROUTERS}
+        transposed = {}
+        for family in dict.fromkeys((*self.examples, *self.square)):
+            examples, square = self.examples[family], self.square[family]
+            known = set(examples) or (everywhere if everywhere == {False} else set())
+            if len(known) == 1:
+                (transposed[family],) = known
+            elif known:
+                self.problems.append(f"of {family}, {examples[False]} is [out, in] and {examples[True]} is [in, out]")
+            else:
+                more = f" (and {len(square) - 1} more of {family})" if len(square) > 1 else ""
+                unclear = f"is {list(self.shapes[square[0]])}: nothing tells whether it is [in, out] or [out, in]"
+                self.problems.append(f"{square[0]} {unclear}{more}")
+        return transposed

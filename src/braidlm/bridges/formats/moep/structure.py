@@ -1,4 +1,4 @@
-"""What the tensors of a MoEP checkpoint are by their names, which differ between versions of the code."""
+"""What the tensors of a MoEP checkpoint are by their names and shapes; names differ between versions of the code."""
 
 import re
 from collections import defaultdict
@@ -17,6 +17,7 @@ OUTSIDE = r"(?:[A-Za-z_]+\.)*?"
 INSIDE = r"(?P<container>.+?)\."
 FED = rf"{INSIDE}(?:{MLP}\.)?"
 KIND = r"(?P<kind>weight|bias)"
+EXPERTS = r"(?:experts?|projections?|projs|linears|ffns|mlps)"
 LAYER = r"(?:\.(?:linear|proj|projection|gate|layer|fc))?"
 
 PATTERNS = (
@@ -40,7 +41,10 @@ PATTERNS = (
     ("value", rf"{INSIDE}{ATTENTION}\.(?:v|value|v_proj|w_?v|v_linear|to_v)\.{KIND}"),
     ("attention out", rf"{INSIDE}{ATTENTION}\.(?:c_proj|out_proj|o_proj|proj|out|w_?o|to_out)\.{KIND}"),
     ("gate and up", rf"{FED}(?:gate_up|gate_up_proj|w12)\.{KIND}"),
-    ("gate", rf"{FED}(?:gate|gate_proj|w_?gate|c_gate)\.{KIND}"),
+    ("gate", rf"{FED}(?:gate_proj|w_?gate|c_gate)\.{KIND}"),
+    ("gate", rf"{INSIDE}{MLP}\.gate\.{KIND}"),
+    ("gate", rf"(?P<container>(?:.*[._])?{EXPERTS}\.\d+)\.gate\.{KIND}"),
+    ("router", rf"(?P<container>.+\.gate)\.{KIND}"),
     ("up", rf"{FED}(?:up|up_proj|w_?up|c_fc|fc_in)\.{KIND}"),
     ("down", rf"{FED}(?:down|down_proj|w_?down|fc_out)\.{KIND}"),
     ("down", rf"{INSIDE}{MLP}\.(?:c_proj|out_proj|proj|out)\.{KIND}"),
@@ -51,73 +55,13 @@ PATTERNS = (
 """Parts and their possible names, tried in this order; for `numbered` matrices the shapes show which part they are."""
 BUFFERS = rf".*{ATTENTION}\.(?:bias|mask|tril|causal_mask|masked_bias)|(?:.*\.)?position_ids"
 """Constants that some versions stored; `attn.bias` is a mask, since a layer's bias has the layer's name in it."""
-BLOCK_PARTS = {"norm 1", "norm 2", "qkv", "query", "key", "value", "attention out"}
-"""Parts that only blocks have."""
-EXPERTS = r"(?:experts?|projections?|projs|linears|ffns|mlps)"
 BARE = r"(?:^|(?<=[._]))(?:routers?|gat(?:e|es|ing)|experts?)(?:$|(?=[._]))"
-
-
-@dataclass(frozen=True)
-class NamedTensor:
-    """A tensor as its name describes it."""
-
-    container: str
-    """The name of the block, expert or router that it belongs to; empty for the embeddings, last norm and head."""
-    part: str
-    kind: str
-    """`weight` or `bias`."""
-    number: int | None = None
-    """The number of a numbered part."""
-
-
-def read_name(name: str) -> NamedTensor | None:
-    """What a tensor is, or None if its name matches no part."""
-    bare = re.sub(WRAPPERS, "", name)
-    for part, pattern in PATTERNS:
-        if match := re.fullmatch(pattern, bare):
-            groups = match.groupdict()
-            container = groups.get("container") or ""
-            number = None if groups.get("number") is None else int(groups["number"])
-            if part == "gate" and not _is_feed_gate(bare, container):
-                part, container = "router", f"{container}.gate"
-            return NamedTensor(container, part, groups["kind"], number)
-    return None
-
-
-def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a stored tensor is a constant that carries nothing learned."""
-    return len(shape) != 1 and bool(re.fullmatch(BUFFERS, name))
-
-
-def bare_name(container: str) -> str:
-    """The name that a router and its bank share: `shrink` for `shrink.experts`, `router_shrink` and the like."""
-    return "_".join(word for word in re.split(r"[._]+", re.sub(BARE, "", container)) if word)
-
-
-def number_of(container: str) -> int:
-    """The last number in a name, which is the index in a list; -1 if there is none."""
-    numbers = re.findall(r"\d+", container)
-    return int(numbers[-1]) if numbers else -1
-
-
-def list_of(container: str) -> str:
-    """The name of the list that contains a module: its own name without the number at the end."""
-    return re.sub(r"\.\d+$", "", container)
-
-
-def _is_feed_gate(name: str, container: str) -> bool:
-    """Whether `gate` is a feed-forward's, which it is inside one or inside a numbered expert; else it is a router."""
-    return bool(re.search(rf"\.{MLP}\.gate|gate_proj|w_?gate|c_gate", name)) or bool(
-        re.search(rf"(?:^|[._]){EXPERTS}\.\d+$", container)
-    )
-
-
-FEED = ("gate and up", "gate", "up", "down")
+NORMS = ("norm 1", "norm 2", "last norm")
 QKV = ("query", "key", "value")
+ATTENTION_PARTS = ("qkv", *QKV, "attention out")
+FEED = ("gate and up", "gate", "up", "down")
 FIRST = {"first", "in", "input", "initial", "pre", "start", "front", "entry", "early"}
 LAST = {"last", "out", "output", "final", "post", "end", "back", "exit", "late"}
-SHRINK = {"shrink", "down", "reduce", "compress", "in", "input", "narrow"}
-GROW = {"grow", "up", "expand", "decompress", "out", "output", "widen"}
 
 
 @dataclass
@@ -128,8 +72,19 @@ class Module:
     tensors: dict[tuple[str, str], str] = field(default_factory=dict)
     """Names of tensors by part ("query", "norm 1") and kind (weight or bias)."""
 
-    def has(self, part: str, kind: str = "weight") -> bool:
-        return (part, kind) in self.tensors
+    def has(self, *parts: str) -> bool:
+        """Whether the module has the weight of one of these parts."""
+        return any((part, "weight") in self.tensors for part in parts)
+
+    @property
+    def number(self) -> int:
+        """The last number in the name, which is the index in a list; -1 if there is none."""
+        return int(["-1", *re.findall(r"\d+", self.name)][-1])
+
+    @property
+    def list_name(self) -> str:
+        """The name of the list that contains the module: its own name without the number at the end."""
+        return re.sub(r"\.\d+$", "", self.name)
 
 
 @dataclass
@@ -137,17 +92,21 @@ class Bank:
     """Modules that a router chooses from: the blocks of a parallel layer, or experts."""
 
     members: list[Module]
-    router: Module
+    router: Module = field(default_factory=lambda: Module(""))
     hidden: int = 0
     """Inner size of gated experts, and of blocks' feed-forward parts."""
 
     @property
-    def gated(self) -> bool:
-        return any(member.has("gate") or member.has("gate and up") for member in self.members)
+    def list_name(self) -> str:
+        return self.members[0].list_name
 
-    def has_bias(self, *parts: str) -> bool:
-        """Whether any member has a bias in one of these parts; then every member must have it."""
-        return _any_bias(self.members, parts)
+    @property
+    def gated(self) -> bool:
+        return any(member.has("gate", "gate and up") for member in self.members)
+
+    @property
+    def router_bias(self) -> bool:
+        return has_bias([self.router], "router")
 
 
 @dataclass
@@ -166,33 +125,18 @@ class MoepStructure:
     positions: int
     width: int
     narrow: int
-    hidden: int = 0
+    hidden: int
     """Inner size of the feed-forward of blocks of the full width."""
 
-    @property
-    def wide(self) -> list[Module]:
-        return [*self.before, *self.after]
-
-    @property
-    def blocks(self) -> list[Module]:
-        return [*self.wide, *(block for layer in self.layers for block in layer.members)]
+    def has_bias(self, *parts: str) -> bool:
+        """Whether any block, or the last norm, has a bias in one of these parts."""
+        blocks = [block for layer in self.layers for block in layer.members]
+        return has_bias([self.outer, *self.before, *self.after, *blocks], *parts)
 
     @property
     def gated(self) -> bool:
         """Whether feed-forward parts are gated."""
         return self.layers[0].gated
-
-    @property
-    def norm_bias(self) -> bool:
-        return _any_bias([self.outer, *self.blocks], ("norm 1", "norm 2", "last norm"))
-
-    @property
-    def attention_bias(self) -> bool:
-        return _any_bias(self.blocks, ("qkv", *QKV, "attention out"))
-
-    @property
-    def feed_bias(self) -> bool:
-        return _any_bias(self.blocks, FEED)
 
     @property
     def description(self) -> str:
@@ -210,7 +154,7 @@ class MoepStructure:
             "width": {self.width},
             "narrow width": {self.narrow},
             "positions": {self.positions},
-            "layers": {layers, layers + len(self.wide)},
+            "layers": {layers, layers + len(self.before) + len(self.after)},
             "parallel layers": {layers},
             "blocks of a layer": {paths},
             "experts": {len(self.shrink.members), len(self.grow.members), paths},
@@ -218,177 +162,211 @@ class MoepStructure:
         }
 
 
+def has_bias(modules: Iterable[Module], *parts: str) -> bool:
+    """Whether any module has a bias in one of these parts; then every module must have it."""
+    return any((part, "bias") in module.tensors for module in modules for part in parts)
+
+
+def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a stored tensor is a constant that carries nothing learned."""
+    return len(shape) != 1 and bool(re.fullmatch(BUFFERS, name))
+
+
 def read_structure(shapes: Shapes) -> MoepStructure:
-    """The structure that names and shapes show; an error lists every tensor that fits nowhere or twice."""
-    problems: list[str] = []
-    modules = _modules(shapes, problems)
+    """The structure that names and shapes show; an error lists the tensors or modules that fit nowhere or twice."""
+    modules = _modules(shapes)
     outer = modules.pop("", Module(""))
-    for part in ("embedding", "positions"):
-        if len(shapes.get(outer.tensors.get((part, "weight"), ""), ())) != 2:
-            problems.append(f"there is no matrix that could be the {part} of tokens")
+    ends = {part: outer.tensors.get((part, "weight"), "") for part in ("embedding", "positions")}
+    for part, name in ends.items():
+        if len(shapes.get(name, ())) != 2:
+            raise _refusal(f"there is no matrix that could be the {part} of tokens")
     routers = {name: module for name, module in modules.items() if module.has("router")}
-    blocks = {n: m for n, m in modules.items() if BLOCK_PARTS.intersection(part for part, _ in m.tensors)}
-    experts = {name: module for name, module in modules.items() if name not in routers and name not in blocks}
-    raise_problems(problems)
-    vocabulary, width = shapes[outer.tensors["embedding", "weight"]]
-    layers, wide = _layers(blocks, problems)
-    banks = list(_lists(experts).values())
+    blocks = [m for m in modules.values() if m.has(*NORMS, *ATTENTION_PARTS) or has_bias([m], *NORMS, *ATTENTION_PARTS)]
+    experts = [m for name, m in modules.items() if name not in routers and m not in blocks]
+    layers, wide = _layers(blocks)
+    banks = [Bank(members) for members in _lists(experts)]
     if len(banks) != 2:
-        names = ", ".join(f"{list_of(bank[0].name)} ({len(bank)})" for bank in banks) or "none"
-        problems.append(f"MoEP has two banks of projection experts, to shrink and to grow; found {names}")
-    for bank in banks:
-        numbers = [number_of(expert.name) for expert in bank]
-        if numbers != list(range(len(bank))):
-            problems.append(f"{list_of(bank[0].name)} has the experts {numbers}, expected 0 to {len(bank) - 1}")
-    raise_problems(problems)
-    layer_banks = [Bank(members, Module("")) for members in layers]
-    expert_banks = [Bank(members, Module("")) for members in banks]
-    _assign_routers(layer_banks, expert_banks, routers, problems)
-    raise_problems(problems)
-    before, after = _split_wide_blocks(wide, layers, problems)
-    narrow = _narrow_width(layers, shapes, problems)
-    raise_problems(problems)
-    shrink, grow = _directions(expert_banks, width, narrow, shapes, problems)
-    raise_problems(problems)
-    positions = shapes[outer.tensors["positions", "weight"]][0]
-    return MoepStructure(outer, before, after, shrink, grow, layer_banks, vocabulary, positions, width, narrow)
+        names = ", ".join(f"{bank.list_name} ({len(bank.members)})" for bank in banks) or "none"
+        raise _refusal(f"MoEP has two banks of projection experts, to shrink and to grow; found {names}")
+    _check_numbers("experts", banks)
+    _assign_routers(layers, banks, routers)
+    before, after = _split_wide_blocks(wide, layers)
+    (vocabulary, width), (positions, _) = (shapes[name] for name in ends.values())
+    norm = layers[0].members[0].tensors.get(("norm 1", "weight"), "")
+    if len(shapes.get(norm, ())) != 1:
+        name = layers[0].members[0].name
+        raise _refusal(f"missing the weight of norm 1 of {name}, a vector that shows the width inside")
+    (narrow,) = shapes[norm]
+    shrink, grow = _directions(banks, width, narrow, shapes)
+    for bank, inputs in ((shrink, width), (grow, narrow)):
+        bank.hidden = _inner_size(bank.members, inputs, shapes)
+    for layer in layers:
+        layer.hidden = _inner_size(layer.members, narrow, shapes)
+    hidden = _inner_size(wide, width, shapes)
+    return MoepStructure(outer, before, after, shrink, grow, layers, vocabulary, positions, width, narrow, hidden)
 
 
-def raise_problems(problems: Sequence[str]) -> None:
-    """One error with all problems, if there are any."""
-    if problems:
-        raise BraidError(f"this is not a MoEP checkpoint that Braid can read:{bullet_list(problems)}")
+def _refusal(*problems: str) -> BraidError:
+    return BraidError(f"this is not a MoEP checkpoint that Braid can read:{bullet_list(problems)}")
 
 
-def _modules(shapes: Shapes, problems: list[str]) -> dict[str, Module]:
+def _modules(shapes: Shapes) -> dict[str, Module]:
     """Modules with their tensors; a tensor of an unknown name, and two for the same part, are a problem."""
     modules: dict[str, Module] = {}
+    problems = []
     for name, shape in shapes.items():
-        tensor = read_name(name)
-        if tensor is None:
+        bare = re.sub(WRAPPERS, "", name)
+        matches = ((part, match) for part, pattern in PATTERNS if (match := re.fullmatch(pattern, bare)))
+        part, match = next(matches, ("", None))
+        if match is None:
             problems.append(f"{name} {list(shape)} has a name that no part of MoEP has")
             continue
-        module = modules.setdefault(tensor.container, Module(tensor.container))
-        key = (tensor.part if tensor.number is None else f"{tensor.part} {tensor.number}", tensor.kind)
+        groups = match.groupdict()
+        key = (f"{part} {groups['number']}" if "number" in groups else part, groups["kind"])
+        container = groups.get("container") or ""
+        module = modules.setdefault(container, Module(container))
         if key in module.tensors:
             problems.append(f"{module.tensors[key]} and {name} both look like the same {' '.join(key)}")
         module.tensors[key] = name
+    if problems:
+        raise _refusal(*problems)
     return modules
 
 
-def _lists(modules: dict[str, Module]) -> dict[str, list[Module]]:
+def _lists(modules: Iterable[Module]) -> list[list[Module]]:
     """Modules grouped by the list that they are in, each list in its order."""
     lists: dict[str, list[Module]] = defaultdict(list)
-    for name in sorted(modules, key=lambda name: (list_of(name), number_of(name))):
-        lists[list_of(name)].append(modules[name])
-    return lists
+    for module in sorted(modules, key=lambda one: (one.list_name, one.number)):
+        lists[module.list_name].append(module)
+    return list(lists.values())
 
 
-def _layers(blocks: dict[str, Module], problems: list[str]) -> tuple[list[list[Module]], list[Module]]:
-    """The blocks of each parallel layer, which is a list inside a numbered module, and the other blocks."""
-    layers: list[list[Module]] = []
-    wide: list[list[Module]] = []
-    for name, members in _lists(blocks).items():
-        inside = any(character.isdigit() for character in name)
-        (layers if inside and members[0].name != name else wide).append(members)
-    layers.sort(key=lambda members: number_of(list_of(members[0].name)))
+def _check_numbers(what: str, banks: Sequence[Bank]) -> None:
+    """Refuse a bank whose members are not numbered from 0; the layers must have equally many blocks."""
+    problems = []
+    for bank in banks:
+        numbers = [member.number for member in bank.members]
+        count = max(len(one.members) for one in banks) if what == "blocks" else len(numbers)
+        if numbers != list(range(count)):
+            problems.append(f"{bank.list_name} has the {what} {numbers}, expected 0 to {count - 1}")
+    if problems:
+        raise _refusal(*problems)
+
+
+def _number_of_layer(layer: Bank) -> int:
+    return Module(layer.list_name).number
+
+
+def _layers(blocks: Iterable[Module]) -> tuple[list[Bank], list[Module]]:
+    """The parallel layers, each of which is a list of blocks inside a numbered module, and the other blocks."""
+    layers: list[Bank] = []
+    wide: list[Module] = []
+    for members in _lists(blocks):
+        name = members[0].list_name
+        if re.search(r"\d", name) and members[0].name != name:
+            layers.append(Bank(members))
+        else:
+            wide += members
+    layers.sort(key=_number_of_layer)
     if not layers:
-        problems.append("there are no parallel blocks (such as layers.0.blocks.0.ln_1.weight)")
-    paths = max(map(len, layers), default=0)
-    names = [list_of(members[0].name) for members in layers]
-    for name, members in zip(names, layers, strict=True):
-        numbers = [number_of(block.name) for block in members]
-        if numbers != list(range(paths)):
-            problems.append(f"{name} has the blocks {numbers}, expected 0 to {paths - 1} as in other layers")
-    numbers = [number_of(name) for name in names]
-    if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
-        problems.append(f"the parallel layers have the numbers {numbers}: one is missing, or there is one twice")
-    return layers, [block for members in wide for block in members]
+        raise _refusal("there are no parallel blocks (such as layers.0.blocks.0.ln_1.weight)")
+    _check_numbers("blocks", layers)
+    numbers = list(map(_number_of_layer, layers))
+    if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        raise _refusal(f"the parallel layers have the numbers {numbers}: one is missing, or there is one twice")
+    return layers, wide
 
 
-def _split_wide_blocks(
-    wide: list[Module], layers: list[list[Module]], problems: list[str]
-) -> tuple[list[Module], list[Module]]:
+def _split_wide_blocks(wide: list[Module], layers: list[Bank]) -> tuple[list[Module], list[Module]]:
     """The blocks before the parallel layers and those after them: by words in their names, else by numbers."""
-    numbers = [number_of(list_of(members[0].name)) for members in layers]
-    top_level = list_of(layers[0][0].name).split(".")[0]
+    top_level = layers[0].list_name.split(".")[0]
     before, after, unclear = [], [], []
     for block in wide:
         words = set(block.name.replace(".", "_").lower().split("_"))
-        number = number_of(block.name)
-        same_list = block.name.split(".")[0] == top_level and number >= 0
-        if (words & FIRST and not words & LAST) or (same_list and number < min(numbers)):
+        number = block.number if block.name.split(".")[0] == top_level else -1
+        if (words & FIRST and not words & LAST) or 0 <= number < _number_of_layer(layers[0]):
             before.append(block)
-        elif (words & LAST and not words & FIRST) or (same_list and number > max(numbers)):
+        elif (words & LAST and not words & FIRST) or number > _number_of_layer(layers[-1]):
             after.append(block)
         else:
             unclear.append(block)
-    if len(unclear) == 2 and not before and not after and list_of(unclear[0].name) == list_of(unclear[1].name):
+    if len(unclear) == 2 and unclear == wide and unclear[0].list_name == unclear[1].list_name:
         return unclear[:1], unclear[1:]
     if unclear or not wide:
         names = ", ".join(block.name for block in unclear) or "there are none"
-        problems.append(f"which blocks of the full width stand before the parallel ones is not clear: {names}")
+        raise _refusal(f"which blocks of the full width stand before the parallel ones is not clear: {names}")
     return before, after
 
 
-def _narrow_width(layers: list[list[Module]], shapes: Shapes, problems: list[str]) -> int:
-    """The width of the narrowed stream, which the first norm of the first parallel block shows."""
-    block = layers[0][0]
-    name = block.tensors.get(("norm 1", "weight"))
-    if name is None or len(shapes[name]) != 1:
-        problems.append(f"missing the weight of norm 1 of {block.name}, a vector that shows the width inside")
-        return 0
-    return shapes[name][0]
+def _bare_name(name: str) -> str:
+    """The name that a router and its bank share: `shrink` for `shrink.experts`, `router_shrink` and the like."""
+    return "_".join(word for word in re.split(r"[._]+", re.sub(BARE, "", name)) if word)
 
 
-def _assign_routers(layers: list[Bank], experts: list[Bank], routers: dict[str, Module], problems: list[str]) -> None:
+def _assign_routers(layers: list[Bank], experts: list[Bank], routers: dict[str, Module]) -> None:
     """Give each bank the router that shares its name; the remaining routers go to the layers in their order."""
-    remaining = dict(routers)
-    without: list[Bank] = []
+    remaining, without, problems = dict(routers), [], []
     for bank in (*experts, *layers):
-        list_name = list_of(bank.members[0].name)
-        names = {bare_name(list_name), bare_name(list_name.rpartition(".")[0])} - {""}
-        candidates = [name for name in remaining if bare_name(name) in names]
+        names = {_bare_name(bank.list_name), _bare_name(bank.list_name.rpartition(".")[0])} - {""}
+        candidates = [name for name in remaining if _bare_name(name) in names]
         if len(candidates) > 1:
-            problems.append(f"{' and '.join(candidates)} both look like the router of {list_name}")
+            problems.append(f"{' and '.join(candidates)} both look like the router of {bank.list_name}")
         if candidates:
             bank.router = remaining.pop(candidates[0])
         else:
             without.append(bank)
     if without and len(without) == len(remaining) == len(layers):  # routers.0, routers.1, ... beside the layers
-        for bank, name in zip(layers, sorted(remaining, key=number_of), strict=True):
-            bank.router = remaining.pop(name)
-        return
-    problems += [f"missing the router of {list_of(bank.members[0].name)}" for bank in without]
+        for bank, router in zip(layers, sorted(remaining.values(), key=lambda one: one.number), strict=True):
+            bank.router = router
+        without, remaining = [], {}
+    problems += [f"missing the router of {bank.list_name}" for bank in without]
     problems += [f"{name} is the router of nothing that is there" for name in remaining]
+    if problems:
+        raise _refusal(*problems)
 
 
-def _directions(banks: list[Bank], width: int, narrow: int, shapes: Shapes, problems: list[str]) -> tuple[Bank, Bank]:
-    """The bank that shrinks and the one that grows: by their routers' inputs, or by name if the widths are equal."""
-    if width != narrow:
-        inputs = [_router_inputs(bank, shapes) for bank in banks]
-        for one, other in ((0, 1), (1, 0)):
-            if width in inputs[one] and narrow in inputs[other]:
-                return banks[one], banks[other]
-        for bank in banks:
-            name = bank.router.tensors["router", "weight"]
-            problems.append(f"{name} is {list(shapes[name])}; routers of experts read {width} and {narrow} channels")
-        return banks[0], banks[1]
-    words = [set(bare_name(list_of(bank.members[0].name)).lower().split("_")) for bank in banks]
-    for one, other in ((0, 1), (1, 0)):
-        if words[one] & SHRINK and words[other] & GROW:
-            return banks[one], banks[other]
-    names = " and ".join(list_of(bank.members[0].name) for bank in banks)
-    problems.append(f"neither shapes nor names tell which of {names} comes first")
-    return banks[0], banks[1]
+def _directions(banks: list[Bank], width: int, narrow: int, shapes: Shapes) -> tuple[Bank, Bank]:
+    """The bank that shrinks and the one that grows, by their routers' inputs."""
+    if width == narrow:
+        raise _refusal(f"the parallel blocks are as wide as the others, {width} channels")
+    names = [bank.router.tensors["router", "weight"] for bank in banks]
+    for first, second in ((0, 1), (1, 0)):
+        if width in shapes[names[first]] and narrow in shapes[names[second]]:
+            return banks[first], banks[second]
+    expected = f"routers of experts read {width} and {narrow} channels"
+    raise _refusal(*(f"{name} is {list(shapes[name])}; {expected}" for name in names))
 
 
-def _router_inputs(bank: Bank, shapes: Shapes) -> set[int]:
-    """The possible input sizes of a bank's router: the side of its matrix that is not the number of choices."""
-    sides = list(shapes[bank.router.tensors["router", "weight"]]) if bank.router.has("router") else []
-    choices = len(bank.members)
-    return {side for at, side in enumerate(sides) if len(sides) == 2 and sides[1 - at] == choices}
+def _inner_size(modules: list[Module], inputs: int, shapes: Shapes) -> int:
+    """The inner size of feed-forward parts, whose numbered matrices get names; 0 where all first matrices are missing,
+    and for experts of one matrix."""
+    sizes = []
+    for module in modules:
+        _name_numbered(module, shapes)
+        first = next((part for part in ("gate", "up", "gate and up") if module.has(part)), None)
+        if first is not None:
+            name = module.tensors[first, "weight"]
+            sides = list(shapes[name])
+            if len(sides) != 2 or inputs not in sides:
+                raise _refusal(f"{name} is {sides}: no side of it is {inputs}")
+            sides.remove(inputs)
+            sizes.append(sides[0] // (2 if first == "gate and up" else 1))
+    return sizes[0] if sizes else 0
 
 
-def _any_bias(members: Iterable[Module], parts: Iterable[str]) -> bool:
-    return any(member.has(part, "bias") for member in members for part in parts)
+def _name_numbered(module: Module, shapes: Shapes) -> None:
+    """Name numbered matrices: of two the first is up; of three the odd shape is down, and the gate is first."""
+    numbered = sorted(part for part, kind in module.tensors if part.startswith("numbered") and kind == "weight")
+    names = [module.tensors[part, "weight"] for part in numbered]
+    sizes = [shapes[name] for name in names]
+    down = [part for part, size in zip(numbered, sizes, strict=True) if sizes.count(size) == 1]
+    if len(numbered) == 2:
+        parts = dict(zip(numbered, ("up", "down"), strict=True))
+    elif len(numbered) == 3 and len(down) == 1:
+        gate, up = (part for part in numbered if part not in down)
+        parts = {gate: "gate", up: "up", down[0]: "down"}
+    elif numbered:
+        raise _refusal(f"which of these is gate, up and down, neither names nor shapes tell: {', '.join(names)}")
+    else:
+        return
+    module.tensors = {(parts.get(part, part), kind): name for (part, kind), name in module.tensors.items()}
