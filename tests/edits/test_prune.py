@@ -182,7 +182,7 @@ def test_frequency_counts_the_tokens_that_chose_a_module(tmp_path: Path, text: P
     texts = [list(range(10)), list(range(5, 30))]
     usage = measure_usage(model, modules, texts, "frequency")
     for one in modules:
-        assert usage[one.address].sum().item() == one.top_k * 35
+        assert usage[one.address].sum().item() == one.router["top_k"] * 35
     together = measure_usage(model, modules, texts, "frequency", batch=1)
     for one in modules:
         torch.testing.assert_close(usage[one.address], together[one.address])

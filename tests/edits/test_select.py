@@ -15,7 +15,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.edit import edit
-from braidlm.edits.gate_selection import SCORES, THRESHOLDS, judge
+from braidlm.edits.select import RULES, judge
 from braidlm.opening.gating import gates_of, without
 from tests.edits.small_models import text_file
 from tests.tiny_models import random_ids, tiny_model
@@ -44,11 +44,11 @@ def changes_of(folder: Path) -> dict[int, float]:
     return {one["layer"]: one["change"] for one in lineage["measured"]["layers"]}
 
 
-@given(CHANGES, st.sampled_from(list(SCORES)), st.none() | st.floats(0, 0.99))
+@given(CHANGES, st.sampled_from(list(RULES)), st.none() | st.floats(0, 0.99))
 def test_a_threshold_parts_those_that_stay_from_those_that_go(
     changes: dict[int, float], rule: Any, threshold: float | None
 ) -> None:
-    share = THRESHOLDS[rule] if threshold is None else threshold
+    share = RULES[rule].threshold if threshold is None else threshold
     wanted = {"smallest-change": abs, "only-if-helps": lambda x: -x, "as_printed": lambda x: x}[rule]
     largest = max(map(wanted, changes.values()))
     stays = {verdict.layer for verdict in judge(changes, rule, threshold=threshold) if verdict.stays}
@@ -56,13 +56,13 @@ def test_a_threshold_parts_those_that_stay_from_those_that_go(
     assert stays or largest <= 0, "only gates that do nothing of what the rule wants all go"
 
 
-@given(CHANGES, st.sampled_from(list(SCORES)), st.integers(0, 12))
+@given(CHANGES, st.sampled_from(list(RULES)), st.integers(0, 12))
 def test_the_best_are_kept(changes: dict[int, float], rule: Any, keep: int) -> None:
     verdicts = judge(changes, rule, keep)
     assert [verdict.layer for verdict in verdicts] == list(changes)
-    stays = [SCORES[rule](changes[verdict.layer]) for verdict in verdicts if verdict.stays]
-    goes = [SCORES[rule](changes[verdict.layer]) for verdict in verdicts if not verdict.stays]
-    assert len(stays) == min(keep, sum(SCORES[rule](change) > 0 for change in changes.values()))
+    stays = [RULES[rule].score(changes[verdict.layer]) for verdict in verdicts if verdict.stays]
+    goes = [RULES[rule].score(changes[verdict.layer]) for verdict in verdicts if not verdict.stays]
+    assert len(stays) == min(keep, sum(RULES[rule].score(change) > 0 for change in changes.values()))
     assert all(score > 0 for score in stays)
     assert not stays or all(score <= min(stays) for score in goes)
 

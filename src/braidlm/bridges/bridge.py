@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from braidlm.bridges.checkpoint import Checkpoint, Shapes
 from braidlm.bridges.model_info import ModelInfo
+from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.config.braid_config import BraidConfig
@@ -42,31 +43,31 @@ class TensorMapping:
 
     def to_foreign(self, tensor: Tensor) -> dict[str, Tensor]:
         """Our tensor as the foreign ones, by their names."""
-        modules = [tensor] if self.stacked is None else [_transpose_matrix(one) for one in tensor.unbind()]
-        parts = [part for module in modules for part in self._module_to_foreign(module)]
+        parts: list[Tensor] = []
+        for module in [tensor] if self.stacked is None else map(_transpose_matrix, tensor.unbind()):
+            rows = module if self.row_order is None else module[torch.tensor(self.row_order, device=module.device)]
+            several = rows.split(self.sizes) if self.sizes else (rows,)
+            parts += [part.t() if self.transposed else part[None] if self.as_row else part for part in several]
         # Copies, because safetensors refuses tensors that share memory.
         copies = (part.clone(memory_format=torch.contiguous_format) for part in parts)
         return dict(zip(self.foreign, copies, strict=True))
 
     def to_braid(self, parts: Sequence[Tensor]) -> Tensor:
         """The foreign tensors as ours, in float32."""
-        each = len(parts) // (self.stacked or 1)
-        modules = [self._module_to_braid(parts[at : at + each]) for at in range(0, len(parts), each)]
+        parts = [(part.t() if self.transposed else part[0] if self.as_row else part).float() for part in parts]
+        each, modules = self._parts_of_module, []
+        for at in range(0, len(parts), each):
+            rows = torch.cat(parts[at : at + each]) if each > 1 else parts[at]
+            modules.append(rows if self.row_order is None else rows[torch.tensor(self.row_order).argsort()])
         return modules[0].contiguous() if self.stacked is None else torch.stack(list(map(_transpose_matrix, modules)))
 
-    def _module_to_foreign(self, tensor: Tensor) -> list[Tensor]:
-        tensor = tensor if self.row_order is None else tensor[torch.tensor(self.row_order, device=tensor.device)]
-        parts = tensor.split(self.sizes) if self.sizes else (tensor,)
-        return [part.t() if self.transposed else part[None] if self.as_row else part for part in parts]
-
-    def _module_to_braid(self, parts: Sequence[Tensor]) -> Tensor:
-        parts = [(part.t() if self.transposed else part[0] if self.as_row else part).float() for part in parts]
-        tensor = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-        return tensor if self.row_order is None else tensor[torch.tensor(self.row_order).argsort()]
+    @property
+    def _parts_of_module(self) -> int:
+        return len(self.foreign) // (self.stacked or 1)
 
     def describe(self, exporting: bool) -> str:
         """In a few words how the tensors are changed."""
-        each = len(self.foreign) // (self.stacked or 1)
+        each = self._parts_of_module
         joined = "" if each == 1 else f"split in {each}" if exporting else f"{each} stacked"
         reordered = "rows reordered" if self.row_order is not None else ""
         repeated = "" if self.stacked is None else f"for each of {self.stacked} members"
@@ -119,13 +120,13 @@ class Bridge(ABC):
         return {name: tuple(part.shape) for parts in converted for name, part in parts.items()}
 
 
-class ExportTarget(Protocol):
+class ExportTarget(ABC):
     """What an export fills and saves."""
 
-    @property
-    def shapes(self) -> Shapes:
-        """The shapes of all tensors that the target needs, except of a tied head."""
+    shapes: Shapes
+    """The shapes of all tensors that the target needs, except of a tied head."""
 
+    @abstractmethod
     def write(
         self, out: Path, tensors: dict[str, Tensor], tokenizer: BraidTokenizer | None, lineage: dict[str, Any]
     ) -> None:
@@ -167,12 +168,6 @@ def folder_formats() -> tuple[str, ...]:
 def export_formats() -> tuple[str, ...]:
     """The formats that Braid writes."""
     return tuple(name for name in bridges if issubclass(bridges[name], ExportingBridge))
-
-
-def bullet_list(items: Sequence[str], max_items: int = 20) -> str:
-    """The items on lines of their own; a long list is cut so that it does not fill the screen."""
-    rest = [f"and {len(items) - max_items} more"] if len(items) > max_items else []
-    return "".join(f"\n  - {item}" for item in [*items[:max_items], *rest])
 
 
 def _transpose_matrix(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A checkpoint's tensors, read one by one: of a folder (safetensors, in one file or in shards) or of one file."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from braidlm.core.differences import bullet_list, compare_shapes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.integrity import not_finite, not_finite_error
@@ -50,11 +51,10 @@ class Checkpoint:
 
     def rename(self, new_name: Callable[[str], str]) -> None:
         """Give every tensor another name."""
-        renamed = {new_name(name): tensor for name, tensor in self.stored.items()}
-        if len(renamed) < len(self.stored):
-            names = [new_name(name) for name in self.stored]
-            duplicate = next(name for name in names if names.count(name) > 1)
-            raise BraidError(f"two tensors are called '{duplicate}'", str(self.files[0]))
+        renamed: dict[str, StoredTensor] = {}
+        for name, tensor in self.stored.items():
+            if renamed.setdefault(new_name(name), tensor) is not tensor:
+                raise BraidError(f"two tensors are called '{new_name(name)}'", str(self.files[0]))
         self.stored = renamed
 
     def ignore(self, name: str, why: str) -> None:
@@ -77,10 +77,20 @@ class Checkpoint:
         """The types that occur in it."""
         return sorted({tensor.dtype for tensor in self.stored.values()})
 
-    def dtype_problems(self) -> list[str]:
-        """Tensors that are not plain floating point numbers."""
-        other = [(name, tensor.dtype) for name, tensor in self.stored.items() if tensor.dtype not in FLOATS.values()]
-        return [f"{name} is of type {dtype}, not a plain floating point type" for name, dtype in other]
+    def check(self, expected: Shapes, description: str, path: Path) -> None:
+        """Refuse tensors that are not exactly these, of plain floating point numbers."""
+        problems = compare_shapes(expected, self.shapes)
+        problems += [
+            f"{name} is of type {tensor.dtype}, not a plain floating point type"
+            for name, tensor in self.stored.items()
+            if tensor.dtype not in FLOATS.values()
+        ]
+        if problems:
+            raise BraidError(
+                f"the weights are not those of {description}:{bullet_list(problems)}",
+                str(path),
+                "Weights and configuration must come from the same model.",
+            )
 
     def read(self, name: str) -> Tensor:
         """One tensor, of finite numbers."""
@@ -102,12 +112,24 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
     inner = {key: value for key, value in data.items() if _is_state_dict(value)} if isinstance(data, dict) else {}
     key = next((key for key in STATE_DICT_KEYS if key in inner), next(iter(inner)) if len(inner) == 1 else None)
     if key is None:
+        contents = f"one {type(data).__name__}"
+        if isinstance(data, dict):
+            named = [f"'{name}' ({type(value).__name__})" for name, value in data.items()]
+            contents = ", ".join(named[:12]) or "nothing"
         raise BraidError(
-            f"which tensors are the model's is not clear in this file: it holds {_contents(data)}",
+            f"which tensors are the model's is not clear in this file: it holds {contents}",
             str(path),
             f"Save the model's state dict alone, or under '{STATE_DICT_KEYS[0]}'.",
         )
     return dict(inner[key])
+
+
+def _is_state_dict(data: Any) -> bool:
+    return (
+        isinstance(data, dict)
+        and bool(data)
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in data.items())
+    )
 
 
 def _safetensors(path: Path) -> dict[str, StoredTensor]:
@@ -116,11 +138,10 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
         views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise BraidError(f"this file is damaged ({error})", str(path), "Download or copy it again.") from error
+    kinds = {name: view.get_dtype() for name, view in views.items()}
     return {
         name: StoredTensor(
-            tuple(view.get_shape()),
-            FLOATS.get(view.get_dtype(), view.get_dtype()),
-            partial(file.get_tensor, name),
+            tuple(view.get_shape()), FLOATS.get(kinds[name], kinds[name]), partial(file.get_tensor, name)
         )
         for name, view in views.items()
     }
@@ -155,33 +176,15 @@ def _load_torch_file(path: Path) -> Any:
         ) from error
 
 
-def _is_state_dict(data: Any) -> bool:
-    return (
-        isinstance(data, dict)
-        and bool(data)
-        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in data.items())
-    )
-
-
-def _contents(data: Any) -> str:
-    if not isinstance(data, dict):
-        return f"one {type(data).__name__}"
-    return ", ".join(f"'{key}' ({type(value).__name__})" for key, value in list(data.items())[:12]) or "nothing"
-
-
 def _indexed_files(path: Path) -> list[str]:
     """The names of the files that an index lists; a name that leads out of the folder is none."""
     weight_map = read_json(path).get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) and _all_text(weight_map.values()) else set()
-    if not names:
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise BraidError("this index has no weight_map", str(path))
-    if outside := sorted(name for name in names if Path(name).name != name):
+    names = sorted(set(weight_map.values()))
+    if outside := [name for name in names if Path(name).name != name]:
         raise BraidError(f"this index lists a file that is not in the folder: {outside[0]!r}", str(path))
-    return sorted(names)
-
-
-def _all_text(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, str) for value in values)
+    return names
 
 
 def _weight_files(folder: Path) -> list[Path]:

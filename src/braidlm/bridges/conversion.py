@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from braidlm.bridges.bridge import ExportingBridge, TensorMapping, bridges, bullet_list
+from braidlm.bridges.bridge import ExportingBridge, TensorMapping, bridges
 from braidlm.bridges.checkpoint import Shapes
 from braidlm.bridges.model_info import ModelInfo
-from braidlm.core.differences import compare_shapes
+from braidlm.core.differences import bullet_list, compare_shapes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.accounting import skeleton
@@ -43,36 +43,24 @@ class ConversionPlan:
     """Shapes of the foreign tensors that are converted."""
     exporting: bool
     """Whether the conversion is from Braid to the other format."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
     @property
     def tensors(self) -> int:
         """How many tensors of the other format are converted."""
         return sum(len(mapping.foreign) for mapping in self.mappings)
 
-    @property
-    def parameters(self) -> int:
-        """How many parameters the tensors hold; a shared matrix counts once."""
-        return sum(prod(self.shapes[name]) for mapping in self.mappings for name in mapping.foreign)
-
-    def rows(self) -> list[tuple[str, str, str, int]]:
-        """Source, target, description and count of equal mappings, with layer numbers replaced by *."""
-        pairs = (
-            (_pattern(_merged_names(mapping.foreign)), _pattern(mapping.braid), mapping.describe(self.exporting))
-            for mapping in self.mappings
-        )
-        counted = Counter(
-            (braid, foreign, change) if self.exporting else (foreign, braid, change) for foreign, braid, change in pairs
-        )
-        return [(*row, times) for row, times in counted.items()]
-
     def lines(self) -> list[str]:
-        """The plan as text."""
-        summary = f"{self.tensors} tensors of theirs, {len(self.mappings)} of ours, {self.parameters:,} parameters"
-        rows = [
-            f"  {times:>3} x {source} -> {target}{f' ({change})' if change else ''}"
-            for source, target, change, times in self.rows()
-        ]
+        """The plan as text; equal mappings are one line, with layer numbers replaced by *."""
+        parameters = sum(prod(self.shapes[name]) for mapping in self.mappings for name in mapping.foreign)
+        summary = f"{self.tensors} tensors of theirs, {len(self.mappings)} of ours, {parameters:,} parameters"
+        counted: Counter[str] = Counter()
+        for mapping in self.mappings:
+            names = [_pattern(_merged_names(mapping.foreign)), _pattern(mapping.braid)]
+            source, target = names[::-1] if self.exporting else names
+            change = mapping.describe(self.exporting)
+            counted[f"{source} -> {target}{f' ({change})' if change else ''}"] += 1
+        rows = [f"  {times:>3} x {row}" for row, times in counted.items()]
         return [f"{self.title}: {summary}", *rows, *(f"  note: {note}" for note in self.notes)]
 
 
@@ -88,12 +76,7 @@ class Import:
         self.info = ModelInfo(opened.config)
         self.mappings = bridge.checked_mappings(self.info)
         shapes = bridge.foreign_shapes(self.info, self.mappings)
-        if problems := compare_shapes(shapes, self.checkpoint.shapes) + self.checkpoint.dtype_problems():
-            raise BraidError(
-                f"the weights are not those of {opened.description}:{bullet_list(problems)}",
-                str(path),
-                "Weights and configuration must come from the same model.",
-            )
+        self.checkpoint.check(shapes, opened.description, path)
         rows = opened.config.vocab_size
         if tokenizer is not None and tokenizer.vocab_size > rows:
             raise BraidError(
@@ -102,7 +85,12 @@ class Import:
                 "Use the tokenizer the model was made for, or enlarge the model first with transformers' "
                 "`model.resize_token_embeddings`.",
             )
-        notes = opened.notes + self._notes()
+        notes, ignored = list(opened.notes), self.checkpoint.ignored
+        for why in dict.fromkeys(ignored.values()):
+            names = [name for name, reason in ignored.items() if reason == why]
+            notes.append(f"not read: {_counted_patterns(names)} ({why})")
+        if (dtypes := self.checkpoint.dtypes) != ["float32"]:
+            notes.append(f"the weights are {' and '.join(dtypes)}; they are written as float32")
         self.plan = ConversionPlan(f"{bridge.title} to Braid", self.mappings, shapes, False, notes)
 
     def write(self, out: Path) -> None:
@@ -123,15 +111,6 @@ class Import:
     def read(self, mapping: TensorMapping) -> Tensor:
         """One tensor of ours."""
         return mapping.to_braid([self.checkpoint.read(name) for name in mapping.foreign])
-
-    def _notes(self) -> list[str]:
-        notes = []
-        for why in dict.fromkeys(self.checkpoint.ignored.values()):
-            names = [name for name, reason in self.checkpoint.ignored.items() if reason == why]
-            notes.append(f"not read: {_counted_patterns(names)} ({why})")
-        if (dtypes := self.checkpoint.dtypes) != ["float32"]:
-            notes.append(f"the weights are {' and '.join(dtypes)}; they are written as float32")
-        return notes
 
 
 class Export:

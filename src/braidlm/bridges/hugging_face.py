@@ -1,7 +1,7 @@
 """Formats of Hugging Face: folders with a configuration that transformers reads, imported and exported."""
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, bullet_list
-from braidlm.bridges.checkpoint import Checkpoint, Shapes
+from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint
+from braidlm.bridges.checkpoint import Checkpoint
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.bridges.rope import older_rope_settings
+from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
 from braidlm.core.models.card import exported_card
@@ -47,10 +48,13 @@ class HuggingFaceBridge(ExportingBridge):
     def settings(self, info: ModelInfo) -> dict[str, Any]:
         """The foreign configuration for a model of ours without problems."""
 
-    def target(self, info: ModelInfo) -> ExportTarget:
-        config = self.config_class(**self.settings(info), dtype="float32")
-        with torch.device("meta"):  # transformers' own model shows the tensors that it needs
-            model: Any = self.model_class(config)  # type: ignore[arg-type]
+    def target(self, info: ModelInfo) -> "TransformersTarget":
+        return self.target_of(self.config_class(**self.settings(info), dtype="float32"))
+
+    def target_of(self, config: Any) -> "TransformersTarget":
+        """Transformers' own model of a configuration, which shows the tensors that it needs."""
+        with torch.device("meta"):
+            model: Any = self.model_class(config)
         return TransformersTarget(model, self.head, self.embedding)
 
     def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
@@ -91,8 +95,8 @@ class HuggingFaceBridge(ExportingBridge):
 
     def resolve_tied_head(self, config: Any, checkpoint: Checkpoint) -> list[str]:
         """Leave out a stored head that equals the embedding it is tied to; untie another one, as transformers does."""
-        stored = checkpoint.stored
-        if not config.tie_word_embeddings or self.head not in stored or self.embedding not in stored:
+        both_stored = {self.head, self.embedding} <= set(checkpoint.stored)
+        if not (config.tie_word_embeddings and both_stored):
             return []
         if checkpoint.ignore_copy_of_embedding(self.head, self.embedding):
             return []
@@ -100,10 +104,8 @@ class HuggingFaceBridge(ExportingBridge):
         return ["config.json ties the head to the embedding, but the weights hold another head: it is kept, untied"]
 
 
-class FolderTarget(ABC):
+class FolderTarget(ExportTarget):
     """A folder of another format: its own files, and beside them the tokenizer, the lineage and a card."""
-
-    shapes: Shapes
 
     @abstractmethod
     def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -112,7 +114,6 @@ class FolderTarget(ABC):
     def write(
         self, out: Path, tensors: dict[str, Tensor], tokenizer: BraidTokenizer | None, lineage: dict[str, Any]
     ) -> None:
-        """Write the folder in one atomic step."""
         with atomic_folder(out) as folder:
             if tokenizer is not None:
                 tokenizer.save(folder)

@@ -38,6 +38,10 @@ class ModelInfo:
         """Every tensor of the model on the meta device under the name that it is saved under."""
         return {name: tensor for name, tensor in self.model.state_dict().items() if name not in self.model.tied}
 
+    def saved(self, tensor: str) -> str:
+        """The name that a tensor is saved under; layers may share it."""
+        return str(self.model.tied.get(tensor, tensor))
+
     @property
     def parameters(self) -> int:
         """How many numbers the saved tensors hold."""
@@ -57,11 +61,8 @@ class ModelInfo:
     @cached_property
     def layers(self) -> list[str]:
         """The addresses of the blocks in order."""
-        return [
-            f"model.stages.{s}.layers.{i}"
-            for s, stage in enumerate(self.model.model.stages)
-            for i in range(len(stage.layers))
-        ]
+        sizes = enumerate(len(stage.layers) for stage in self.model.model.stages)
+        return [f"model.stages.{stage}.layers.{layer}" for stage, layers in sizes for layer in range(layers)]
 
     @cached_property
     def block(self) -> Any:
@@ -76,11 +77,8 @@ class ModelInfo:
     @property
     def windows(self) -> list[int | None]:
         """The sliding window of each block's attention; None: it sees everything before."""
-        return [
-            getattr(stage.options.attention.options, "window", None)
-            for stage in self.architecture.stages
-            for _ in range(stage.options.layers)
-        ]
+        options = [stage.options for stage in self.architecture.stages]
+        return [getattr(own.attention.options, "window", None) for own in options for _ in range(own.layers)]
 
     @property
     def feed_hidden(self) -> int:
@@ -101,17 +99,15 @@ class ModelInfo:
         """The options of a stage's blocks. Defaults that follow from the width are made explicit, so that equal blocks
         compare equal however their recipes were written, and keep their sizes in a composed model."""
         options = encode(self.architecture.stages[stage].options)
-        for of_stage in ("layers", "share"):
-            options.pop(of_stage)
+        del options["layers"], options["share"]
         block = self.model.model.stages[stage].layers[0]
         attention, feed = (getattr(part, "bank", part) for part in (block.attention, block.feed))
         out = getattr(feed, "out", None)
-        hidden = sizes_of(out)[0] if isinstance(out, LINEAR) else None
         for part, key, value in (
             ("attention", "kv_heads", getattr(attention, "kv_heads", None)),
             ("attention", "head_dim", getattr(attention, "head_dim", None)),
             ("attention", "out_bias", getattr(getattr(attention, "out", None), "bias", None) is not None),
-            ("feed", "hidden", hidden),
+            ("feed", "hidden", sizes_of(out)[0] if isinstance(out, LINEAR) else None),
         ):
             if key in options[part]:
                 options[part][key] = value
@@ -127,10 +123,8 @@ class ModelInfo:
         for stage, own in enumerate(others, start=1):
             if not windows:
                 own["attention"]["window"] = first["attention"].get("window")
-            if differing := [part for part in parts or own if own[part] != first[part]]:
-                problems.append(
-                    f"the blocks of stage {stage} have another {' and '.join(differing)} than those of stage 0"
-                )
+            if differing := " and ".join(part for part in parts or own if own[part] != first[part]):
+                problems.append(f"the blocks of stage {stage} have another {differing} than those of stage 0")
         return problems
 
     def copied_weights(self) -> list[str]:
@@ -152,20 +146,21 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
     Sliding windows are each format's own concern.
     """
     architecture = info.architecture
-    problems = _wrong_kind("positions are", architecture.positions.kind, positions, title)
+    problems = wrong_kinds(title, {"positions are": (architecture.positions.kind, positions)})
     stages = [
-        f"stage {i} is '{stage.kind}'; {title} is a plain stack of blocks"
-        for i, stage in enumerate(architecture.stages)
-        if not isinstance(info.model.model.stages[i], BlockStage)
+        f"stage {i} is '{choice.kind}'; {title} is a plain stack of blocks"
+        for i, (choice, stage) in enumerate(zip(architecture.stages, info.model.model.stages, strict=True))
+        if not isinstance(stage, BlockStage)
     ]
     if stages:
         return stages + problems
-    problems += _wrong_kind("the norm is", info.block.norm.kind, norm, title)
-    problems += _wrong_kind("the feed-forward is", info.block.feed.kind, feed, title)
+    block = info.block
+    kinds = {"the norm is": (block.norm.kind, norm), "the feed-forward is": (block.feed.kind, feed)}
+    problems += wrong_kinds(title, kinds)
     problems += info.unequal_blocks("norm", "attention", "feed", windows=False)
     for choice in architecture.compression:
         problems.append(f"matrices are compressed ({choice.kind}); {title} stores each as it is")
-    if encode(architecture.norm) != encode(info.block.norm):
+    if encode(architecture.norm) != encode(block.norm):
         problems.append(f"the norm before the head differs from that of the blocks; {title} has one kind throughout")
     if architecture.embedding.kind != "tokens":
         problems.append(f"the embedding is '{architecture.embedding.kind}'; {title} embeds tokens")
@@ -173,17 +168,16 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
         problems.append(f"the head is '{architecture.head.kind}'; {title}'s is linear")
     elif architecture.head.options.bias:
         problems.append(f"the head has a bias; {title}'s has none")
-    if info.block.attention.kind == "softmax":
-        if not info.block.attention.options.out_projection:
-            problems.append(f"attention has no output projection (out_projection: false); {title}'s always has one")
-    else:
-        problems.append(f"attention is '{info.block.attention.kind}'; {title}'s is softmax")
+    if block.attention.kind != "softmax":
+        problems.append(f"attention is '{block.attention.kind}'; {title}'s is softmax")
+    elif not block.attention.options.out_projection:
+        problems.append(f"attention has no output projection (out_projection: false); {title}'s always has one")
     return problems
 
 
-def _wrong_kind(what: str, kind: str, expected: str, title: str) -> list[str]:
-    """A problem if a part's kind is not the format's."""
-    return [] if kind == expected else [f"{what} '{kind}'; {title} has '{expected}'"]
+def wrong_kinds(title: str, kinds: dict[str, tuple[str, str]]) -> list[str]:
+    """A problem for each part whose kind, the first of two, is not the format's."""
+    return [f"{what} '{kind}'; {title} has '{needed}'" for what, (kind, needed) in kinds.items() if kind != needed]
 
 
 def window_problems(info: ModelInfo, title: str) -> list[str]:

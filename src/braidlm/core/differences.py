@@ -83,3 +83,9 @@ def listed(problems: list[str], max_shown: int = 5) -> str:
     """The first few of a list, and how many more there are."""
     more = f"; and {len(problems) - max_shown} more" if len(problems) > max_shown else ""
     return "; ".join(problems[:max_shown]) + more
+
+
+def bullet_list(items: Sequence[str], max_items: int = 20) -> str:
+    """The items on lines of their own; a long list is cut so that it does not fill the screen."""
+    rest = [f"and {len(items) - max_items} more"] if len(items) > max_items else []
+    return "".join(f"\n  - {item}" for item in [*items[:max_items], *rest])

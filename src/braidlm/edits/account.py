@@ -3,12 +3,13 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from braidlm.bridges.bridge import bullet_list
+from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
 
@@ -22,6 +23,8 @@ OPERATIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "averaged": lambda parts: torch.stack(parts).mean(0),
 }
 """By name, how several tensors become one."""
+SOURCE = "model"
+"""The name of the source in the account of an edit that has one."""
 
 
 @dataclass(frozen=True)
@@ -47,36 +50,33 @@ class Derived:
     parts: tuple[Part, ...]
     operation: str = "as it is"
     rows: int | None = None
-    """How many of the parts' first rows are taken; all by default."""
-    chosen_rows: tuple[int, ...] | None = None
-    """Which rows of the one part are taken, in this order; all by default."""
-    new_rows: tuple[int, int] | None = None
-    """How many rows of zeros are inserted into the one part, and after how many of its own; the edit fills them."""
+    """How many of each part's first rows are taken; all by default."""
     transform: Transform | None = None
     """What is computed of the result; by default nothing."""
 
     def compute(self, read: Callable[[Part], Tensor]) -> Tensor:
         """The tensor; its parts are read for it and not kept."""
         parts = [read(part) for part in self.parts]
-        if self.rows is not None:
-            parts = [part[: self.rows] for part in parts]
-        if self.chosen_rows is not None:
-            parts = [part[list(self.chosen_rows)] for part in parts]
-        if self.new_rows is not None:
-            count, after = self.new_rows
-            parts = [torch.cat((p[:after], p.new_zeros(count, *p.shape[1:]), p[after:])) for p in parts]
-        whole = OPERATIONS[self.operation](parts)
+        whole = OPERATIONS[self.operation](parts if self.rows is None else [part[: self.rows] for part in parts])
         return (whole if self.transform is None else self.transform.compute(whole)).contiguous()
 
     @property
     def description(self) -> str:
         """The operation in words; empty where the tensor is copied."""
-        cut = f"the first {self.rows} rows" if self.rows is not None else ""
-        chosen = "" if self.chosen_rows is None else f"rows {', '.join(map(str, self.chosen_rows))}"
-        new = "" if self.new_rows is None else f"{self.new_rows[0]} new rows after row {self.new_rows[1] - 1}"
         operation = "" if self.operation == "as it is" else self.operation
+        cut = "" if self.rows is None else f"the first {self.rows} rows"
         made = "" if self.transform is None else self.transform.description
-        return ", ".join(filter(None, (operation, cut, chosen, new, made)))
+        return ", ".join(filter(None, (operation, cut, made)))
+
+
+def from_source(tensor: str, transform: Transform | None = None) -> Derived:
+    """A tensor of the one source of an edit."""
+    return Derived((Part(SOURCE, tensor),), transform=transform)
+
+
+def chosen_rows(rows: Sequence[int]) -> Transform:
+    """Some rows in this order."""
+    return Transform(lambda tensor: tensor[list(rows)], f"rows {', '.join(map(str, rows))}")
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,30 @@ class Account:
             left_out.setdefault(part.source, {})[part.tensor] = reason
         return {"tensors": tensors, "left_out": left_out}
 
+    def leave_out_unused(self, names: Iterable[str], reason: str) -> None:
+        """Leave out the source's tensors that no tensor of the new model is made of."""
+        used = {part for origin in self.derived.values() for part in origin.parts}
+        self.left_out |= {part: reason for name in names if (part := Part(SOURCE, name)) not in used}
+
 
 def targets(model: BraidForCausalLM) -> dict[str, Tensor]:
     """Every tensor to account for; a tied head is the embedding."""
     return {name: tensor for name, tensor in model.state_dict().items() if name not in model.tied}
+
+
+def parameters(model: BraidForCausalLM) -> int:
+    """How many numbers the tensors of a model hold."""
+    return sum(tensor.numel() for tensor in targets(model).values())
+
+
+def moved(tensors: Iterable[str], addresses: Mapping[str, str] | None = None) -> Account:
+    """An account in which every tensor is copied, from the place it had; `addresses` are the new ones by the old."""
+    account = Account()
+    for tensor in tensors:
+        places = ((old, new) for old, new in (addresses or {}).items() if tensor.startswith(f"{new}."))
+        before, now = next(places, ("", ""))
+        account.origins[tensor] = from_source(before + tensor.removeprefix(now))
+    return account
 
 
 def _misshaped(
@@ -164,36 +184,28 @@ def parts_of(sources: Sequence[str], tensors: Sequence[str]) -> tuple[Part, ...]
     return tuple(Part(source, tensor) for source, tensor in zip(sources, tensors, strict=True))
 
 
-Row = tuple[str, str, tuple[str, ...]]
-"""A line of the table: the pattern of the new tensors, the operation, and the patterns of their source tensors."""
-
-
-def account_table(account: Account, paths: Sequence[str]) -> list[str]:
+def account_table(account: Account, paths: Sequence[str] = ()) -> list[str]:
     """The account as text: tensors of one kind in one line, numbers of layers as *; left-out tensors come last."""
-    times: dict[Row, int] = {}
-    sources: dict[Row, dict[str, dict[str, None]]] = {}
-
-    def count(target: str, operation: str, parts: Iterable[Part]) -> None:
-        patterns = [(_pattern(part.tensor, (), "stages", "layers"), part.source) for part in parts]
-        row = (target, operation, tuple(dict.fromkeys(pattern for pattern, _ in patterns)))
-        times[row] = times.get(row, 0) + 1
-        for pattern, source in patterns:
-            sources.setdefault(row, {}).setdefault(pattern, {})[source] = None
-
+    entries: list[tuple[str, str, tuple[Part, ...]]] = []
     for name, origin in account.origins.items():
         if isinstance(origin, Fresh):
-            count(f"{_pattern(origin.module, (), 'layers')}.*", origin.kind, ())
+            entries.append((f"{_pattern(origin.module, (), 'layers')}.*", origin.kind, ()))
         else:
-            count(_pattern(name, paths, "layers", "stack", "experts"), origin.description, origin.parts)
-    for part, reason in account.left_out.items():
-        count("-", f"left out: {reason}", (part,))
-    lines = [[str(number), row[0], _origin_text(sources.get(row, {})), row[1]] for row, number in times.items()]
-    return columns([["times", "tensor", "from", "how"], *lines])
-
-
-def _origin_text(sources: Mapping[str, Iterable[str]]) -> str:
-    """`stories, maths: model.embedding.weight`."""
-    return " + ".join(f"{', '.join(names)}: {tensor}" for tensor, names in sources.items()) or "fresh"
+            target = _pattern(name, paths, "layers", "stack", "experts")
+            entries.append((target, origin.description, origin.parts))
+    entries += [("-", f"left out: {reason}", (part,)) for part, reason in account.left_out.items()]
+    rows: dict[tuple[str, str, tuple[str, ...]], list[tuple[Part, ...]]] = {}
+    for target, how, parts in entries:
+        patterns = dict.fromkeys(_pattern(part.tensor, (), "stages", "layers") for part in parts)
+        rows.setdefault((target, how, tuple(patterns)), []).append(parts)
+    lines = [["times", "tensor", "from", "how"]]
+    for (target, how, _), found in rows.items():
+        sources: dict[str, dict[str, None]] = {}  # `model.embedding.weight` of stories and maths
+        for part in chain(*found):
+            sources.setdefault(_pattern(part.tensor, (), "stages", "layers"), {})[part.source] = None
+        text = " + ".join(f"{', '.join(names)}: {tensor}" for tensor, names in sources.items()) or "fresh"
+        lines.append([str(len(found)), target, text, how])
+    return columns(lines)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -14,11 +14,9 @@ from braidlm.edits.composing.composition import STARTS, Composition, initialise_
 from braidlm.edits.composing.layout import lay_out
 from braidlm.edits.composing.path_models import (
     PathModel,
-    PathShape,
     averages,
     check_alone,
     check_averaged,
-    check_listed_once,
     check_no_layout,
     check_together,
     check_tokenizers,
@@ -76,13 +74,12 @@ def compose(
     ]
     if len(models) < 2:
         raise BraidError("composing takes at least two models", todo="`braid compose A B --out M`")
-    check_listed_once(models)
     path_names = name_paths(models, names)
     check_tokenizers(models, path_names)
-    paths = [PathModel.of(name, one) for name, one in zip(path_names, models, strict=True)]
-    for path in paths:
-        path.source.check_editable()
-        check_alone(path, path.folder, averaged)
+    paths = [PathModel(name, one.info, one) for name, one in zip(path_names, models, strict=True)]
+    for path, model in zip(paths, models, strict=True):
+        model.check_editable()
+        check_alone(path, str(model.folder), averaged)
     check_together(paths)
     composition = Composition.of(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)
     title, details, notes = composition.lines()
@@ -104,10 +101,9 @@ def compose(
         "start": start,
         "seed": seed,
     }
-    by_name = {path.name: path.source for path in paths}
-    folder = carry_out(
-        plan, by_name, models[0].tokenizer, out, {"made_by": "braid compose", "options": options}, dry_run
-    )
+    record = {"made_by": "braid compose", "options": options}
+    by_name = dict(zip(path_names, models, strict=True))
+    folder = carry_out(plan, by_name, models[0].tokenizer, out, record, dry_run)
     if folder is not None:
         console.say(_what_next(composition, folder))
     return folder
@@ -125,7 +121,7 @@ def composed_architecture(
     for architecture in architectures:  # models of one architecture are built once
         same = next((one for one in plain if one.architecture == architecture), None)
         plain.append(same or ModelInfo(BraidConfig(architecture)))
-    paths = [PathShape(name, one) for name, one in zip(names, plain, strict=True)]
+    paths = [PathModel(name, one) for name, one in zip(names, plain, strict=True)]
     choice = _read_join(join)
     for path in paths:
         check_alone(path, path.name, choice.kind in averages)
@@ -166,13 +162,13 @@ def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:
 
 def _what_next(composition: Composition, folder: Path) -> str:
     if composition.join.kind in averages:
-        shares = f": `braid train RECIPE start_from={folder}`" if composition.fresh_parts() else ""
+        shares = f": `braid train RECIPE start_from={folder}`" if composition.fresh_parts else ""
         return (
             f"Its probabilities are the models', {averages[composition.join.kind].how}{shares}. "
             f"`braid eval` measures it beside them, and `training.distill={{teachers: [{folder}]}}` makes a model of "
             "one's size of it."
         )
-    fresh = ", ".join(composition.fresh_parts())
+    fresh = ", ".join(composition.fresh_parts)
     shown = "`braid routes RUN` shows who goes where" if composition.shows_routes else "`braid eval RUN` measures it"
     return (
         f"The fresh parts ({fresh}) are not trained yet: train them with "

@@ -6,7 +6,7 @@ folder is made final, and the lineage records it. `compose` is the edit with sev
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,8 +21,7 @@ from braidlm.core.models.folders import fill, save_model
 from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer
-from braidlm.edits.account import Account, Part, account_table, targets
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.edits.account import SOURCE, Account, Part, account_table, targets
 from braidlm.model.config.ranges import Seed
 from braidlm.model.config.registry import Registry, import_files
 from braidlm.model.config.strict import decode
@@ -33,8 +32,6 @@ from braidlm.opening.opened_model import OpenedModel, find_tokenizer
 
 edits = Registry("edit")
 
-SOURCE = "model"
-"""The name of the source in the account of an edit that has one."""
 UNCHANGED = 1e-4
 """The largest change of a logit where an edit promises none: sums of other lengths are rounded in another way."""
 PROBE = (2, 32)
@@ -127,9 +124,7 @@ def carry_out(
 ) -> Path | None:
     """Show the plan; unless it is a dry run make the model, check what was promised, and write it with its lineage."""
     plan.account.check(targets(plan.model), {name: source.info.tensors for name, source in sources.items()})
-    for line in plan.lines():
-        (console.show if dry_run else console.say)(line)
-    if dry_run:
+    if show_plan(plan.lines(), dry_run):
         return None
     assert out is not None
     seed = record["options"]["seed"]
@@ -138,9 +133,11 @@ def carry_out(
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             plan.finish(model)
-    if plan.unchanged_on is not None:
+    if (ids := plan.unchanged_on) is not None:
         (source,) = sources.values()
-        _check_unchanged(source, model, plan.unchanged_on)
+        promise = f"this edit promises not to change a logit by more than {UNCHANGED:g}, and one changed by"
+        with torch.no_grad():
+            check_promise(promise, source.load(dtype=torch.float32)(ids).logits, model(ids).logits)
     if plan.check is not None:
         plan.check(model)
     lineage = {
@@ -154,9 +151,16 @@ def carry_out(
     return folder
 
 
-def probe_ids(config: BraidConfig) -> Tensor:
+def show_plan(lines: Iterable[str], dry_run: bool) -> bool:
+    """Show a plan, and return whether nothing shall be done, since it is a dry run."""
+    for line in lines:
+        (console.show if dry_run else console.say)(line)
+    return dry_run
+
+
+def probe_ids(config: Any) -> Tensor:
     """Random token ids [sequence, time] at which the logits of two models are compared."""
-    length = min(PROBE[1], config.max_position_embeddings)
+    length = min(PROBE[1], getattr(config, "max_position_embeddings", PROBE[1]))
     return torch.randint(config.vocab_size, (PROBE[0], length), generator=torch.Generator().manual_seed(0))
 
 
@@ -165,14 +169,9 @@ def load_edits() -> None:
     import_files(__name__.rpartition(".")[0])
 
 
-@torch.no_grad()
-def _check_unchanged(source: OpenedBraid, edited: BraidForCausalLM, ids: Tensor) -> None:
-    change = (source.load(dtype=torch.float32)(ids).logits - edited(ids).logits).abs().max().item()
-    check_promise(change, f"this edit promises not to change a logit by more than {UNCHANGED:g}, and one changed by")
-
-
-def check_promise(change: float, promise: str, largest: float = UNCHANGED) -> None:
-    """Refuse a result that breaks a promise; the sentence ends with the largest change that was measured."""
+def check_promise(promise: str, before: Tensor, after: Tensor, largest: float = UNCHANGED) -> None:
+    """Refuse a result that breaks a promise; the sentence ends with the largest change of a number."""
+    change = (before - after).abs().max().item()
     if not change <= largest:
         todo = "Nothing was written. Please report it: this is a mistake of Braid's."
         raise BraidError(f"{promise} {change:g}", todo=todo)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.edits.account import Derived, Part, Transform
-from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.core.models.accounting import model_cost
+from braidlm.edits.account import Derived, Transform, from_source
+from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.matrices import (
     Matrix,
     account_of,
@@ -17,7 +18,6 @@ from braidlm.edits.matrices import (
     matrices_of,
     measure_beside,
     notes_of,
-    parameters_text,
     shared_once,
 )
 from braidlm.model.compression.compression import FactorisedLinear
@@ -62,41 +62,47 @@ class Factorize(Edit):
 
     def plan(self, source: OpenedBraid) -> EditPlan:
         measure = measure_beside(source, self.text, self.tokens)
-        matrices = [m for m in matrices_of(source, self.modules) if not _is_factor(source, m)]
-        factors = self._factors(source, shared_once(matrices))
-        chosen = [matrix for matrix in matrices if matrix.tensor in factors]
-        if not chosen:
+        built = source.info.model.model  # a matrix that an earlier edit made a product of two stays one
+        matrices = [
+            matrix
+            for matrix in matrices_of(source, self.modules)
+            if not isinstance(built.get_submodule(matrix.address.rpartition(".")[0]), FactorisedLinear)
+        ]
+        once = shared_once(matrices)
+        factors: dict[str, Factors] = {}
+        with console.progress("singular values", len(once), "matrices") as advance:
+            for done, matrix in enumerate(once, start=1):
+                own = factorised(matrix.rows(source.read(matrix.tensor)), self.energy, self.rank)
+                if own.rank * (matrix.inputs + matrix.outputs) < matrix.inputs * matrix.outputs:
+                    factors[matrix.tensor] = own
+                advance(done, "")
+        if not factors:
             raise BraidError(
                 "no matrix has fewer parameters as a product of two",
                 source.title,
                 "Keep less energy, or choose a lower rank.",
             )
-        ranks = {matrix.address: factors[matrix.tensor].rank for matrix in chosen}
+        ranks = {m.address: factors[m.tensor].rank for m in matrices if m.tensor in factors}
         config = compressed_config(source, {"low_rank": {"ranks": ranks}})
         derived: dict[str, Derived] = {}
-        once = shared_once(chosen)
-        for matrix in once:
+        details = []
+        for matrix in (one for one in once if one.tensor in factors):
             own = factors[matrix.tensor]
             derived[f"{matrix.layer}.down.weight"] = _half(matrix, own.down, "the factor that reads")
             derived[f"{matrix.layer}.up.weight"] = _half(matrix, own.up, "the factor that writes")
-            derived[f"{matrix.layer}.up.bias"] = Derived((Part(SOURCE, f"{matrix.layer}.bias"),))
+            derived[f"{matrix.layer}.up.bias"] = from_source(f"{matrix.layer}.bias")
+            shape = f"{f'{matrix.members} of ' if matrix.members else ''}{matrix.inputs} x {matrix.outputs}"
+            details.append(f"  {matrix.address}: {shape}, rank {own.rank}, {own.energy:.1%} of the energy")
         model, account = account_of(config, derived)
-        whole = len(shared_once(matrices)) - len(once)
-        notes = [f"{whole} matrices stay: as products they would have more parameters"] if whole else []
-        title = f"Factorize {source.title}: {len(once)} matrices become products, {parameters_text(source, model)}"
-        details = [f"  {_line(matrix, factors[matrix.tensor])}" for matrix in once]
-        return EditPlan(title, model, account, [*notes_of(source), *notes], details, measure=measure)
-
-    def _factors(self, source: OpenedBraid, matrices: list[Matrix]) -> dict[str, Factors]:
-        """By the matrix's tensor; without those that would not become smaller."""
-        found = {}
-        with console.progress("singular values", len(matrices), "matrices") as advance:
-            for done, matrix in enumerate(matrices, start=1):
-                factors = factorised(matrix.rows(source.read(matrix.tensor)), self.energy, self.rank)
-                if factors.rank * (matrix.inputs + matrix.outputs) < matrix.inputs * matrix.outputs:
-                    found[matrix.tensor] = factors
-                advance(done, "")
-        return found
+        notes = notes_of(source)
+        if whole := len(once) - len(factors):
+            notes.append(f"{whole} matrices stay: as products they would have more parameters")
+        before, after = (model_cost(one).parameters for one in (source.info.model, model))
+        title = (
+            f"Factorize {source.title}: {len(factors)} matrices become products, "
+            f"{after:,} of {before:,} parameters stay ({after / before:.1%})"
+        )
+        return EditPlan(title, model, account, notes, details, measure=measure)
 
 
 def factorised(rows: Tensor, energy: float | None, rank: int | None) -> Factors:
@@ -119,16 +125,4 @@ def factorised(rows: Tensor, energy: float | None, rank: int | None) -> Factors:
 
 def _half(matrix: Matrix, tensor: Tensor, text: str) -> Derived:
     """One of the two factors, which the plan has computed."""
-    return Derived((Part(SOURCE, matrix.tensor),), transform=Transform(lambda _: matrix.rows(tensor), text))
-
-
-def _is_factor(source: OpenedBraid, matrix: Matrix) -> bool:
-    """Whether a matrix is one of the two that an earlier edit made of one."""
-    parent = matrix.address.rpartition(".")[0]
-    return isinstance(source.info.model.model.get_submodule(parent), FactorisedLinear)
-
-
-def _line(matrix: Matrix, factors: Factors) -> str:
-    bank = "" if matrix.members is None else f"{matrix.members} of "
-    shape = f"{bank}{matrix.inputs} x {matrix.outputs}"
-    return f"{matrix.address}: {shape}, rank {factors.rank}, {factors.energy:.1%} of the energy"
+    return from_source(matrix.tensor, Transform(lambda _: matrix.rows(tensor), text))

@@ -5,7 +5,9 @@ which holds the gates alone and names its base, or with `full` a folder of base 
 """
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,13 +22,12 @@ from braidlm.core.models.card import USE, exported_card
 from braidlm.core.models.folders import write_lineage
 from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.core.reading import given_path
-from braidlm.edits.account import Account, Fresh, account_table, targets
-from braidlm.edits.edit import PROBE, SOURCE, Edit, EditPlan, check_promise, edits, probe_ids
-from braidlm.edits.modules import moved
+from braidlm.edits.account import SOURCE, Account, Fresh, account_table, moved, targets
+from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, probe_ids, show_plan
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.gates import GatesConfig, gate_kinds
-from braidlm.opening.adapter import gate_tensors, weights_sha256, write_adapter_files
+from braidlm.opening.adapter import weights_sha256, write_adapter_files
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.full_folder import write_decoder
@@ -69,66 +70,57 @@ class AddGates(Edit):
         config: GatesConfig = decode(GatesConfig, {"kind": kind, "layers": self.layers})
         return config
 
-    def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
-        if isinstance(model, OpenedDecoder):
-            return self._apply_to_decoder(model, out, record, dry_run)
-        return super().apply(model, out, record, dry_run)
-
     def plan(self, source: OpenedBraid) -> EditPlan:
         """Gates for a Braid model."""
         if source.config.decoded.gates is not None:
             raise _gated_already(source.title)
         config = source.config_with(gates=encode(self.gates))
         model = skeleton(config)
-        account = _account(model, list(targets(model)))
+        account = _account(model, targets(model))
         title = self._title(source.title, model)
         return EditPlan(title, model, account, source.notes, unchanged_on=probe_ids(config))
 
-    def _apply_to_decoder(
-        self, opened: OpenedDecoder, out: str | Path | None, record: dict[str, Any], dry_run: bool
-    ) -> Path | None:
-        if opened.has_gates:
-            raise _gated_already(opened.title)
-        dtype = getattr(opened.config, "dtype", None) or torch.float32
-        planned = opened.skeleton(dtype)
+    def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
+        if not isinstance(model, OpenedDecoder):
+            return super().apply(model, out, record, dry_run)
+        if model.has_gates:
+            raise _gated_already(model.title)
+        dtype = getattr(model.config, "dtype", None) or torch.float32
+        planned = model.skeleton(dtype)
         attach(planned, self.gates)
-        account = _account(planned, list(planned.state_dict()))
+        account = _account(planned, planned.state_dict())
         what = "a folder of base and gates" if self.full else "an adapter with the gates alone"
-        lines = [self._title(opened.title, planned), *account_table(account, ()), f"  note: the result is {what}"]
-        for line in lines:
-            (console.show if dry_run else console.say)(line)
-        if dry_run:
+        title = self._title(model.title, planned)
+        if show_plan([title, *account_table(account), f"  note: the result is {what}"], dry_run):
             return None
-        assert out is not None
-        model = self._gated(opened, planned, dtype)
-        lineage = {**record, "sources": [{"name": SOURCE, **opened.record()}], **account.record()}
-        folder = given_path(out)
-        with atomic_folder(folder) as scratch:
-            if self.full:
-                write_full(model, opened, scratch, lineage, folder.name)
-            else:
-                sha256 = weights_sha256(opened.folder)
-                write_adapter_files(model, scratch, opened.address, sha256, lineage, folder.name)
-        return folder
+        gated = self._gated(model, planned, dtype)
+        base = None if self.full else (model.address, weights_sha256(model.folder))
+        return write_gated(gated, model, out, record, account.record(), base, TOKENIZER_FILES if self.full else ())
 
     def _gated(self, opened: OpenedDecoder, planned: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-        """The decoder in memory with gates, after its logits have been compared with those without."""
+        """The decoder in memory with gates, after its logits have been compared with those without.
+
+        Where there is no memory for its weights, an adapter is made of the planned decoder, whose gates alone are real.
+        """
         try:
             check_weights_fit(weights_bytes(planned))
         except BraidError as error:
             if self.full:
                 raise
             console.say(f"  logits are not compared: {error.what}")
-            return _with_zeros(planned)
+            for gate in gates_of(planned).values():
+                gate.to_empty(device="cpu")
+                for parameter in gate.parameters():
+                    gate.fill(gate, parameter)
+            return planned
         model = opened.load(dtype=dtype)
-        config = model.config.get_text_config()
-        ids = torch.randint(config.vocab_size, PROBE, generator=torch.Generator().manual_seed(0))
+        ids = probe_ids(model.config.get_text_config())
         with torch.no_grad():
             before = model(ids).logits
             attach(model, self.gates)
-            change = (model(ids).logits - before).abs().max().item()
-        check_promise(change, "this edit promises to change no logit, and one changed by", largest=0)
-        return model
+            promise = "this edit promises to change no logit, and one changed by"
+            check_promise(promise, before, model(ids).logits, largest=0)
+        return model  # type: ignore[no-any-return]
 
     def _title(self, name: str, model: Any) -> str:
         gates = gates_of(model)
@@ -142,35 +134,44 @@ class AddGates(Edit):
         )
 
 
-def _account(model: Any, tensors: list[str]) -> Account:
+def _account(model: Any, tensors: Iterable[str]) -> Account:
     """Every tensor is the source's own, but for those of gates."""
     gates = set(gates_of(model).values())
     own = tuple(f"{name}." for name, module in model.named_modules() if module in gates)
-    account = moved([name for name in tensors if not name.startswith(own)], SOURCE, {})
-    for name in tensors:
-        if name.startswith(own):
-            account.origins[name] = Fresh("gates at zero", name.rpartition(".")[0])
+    account = moved(tensors)
+    fresh = [name for name in account.origins if name.startswith(own)]
+    account.origins |= {name: Fresh("gates at zero", name.rpartition(".")[0]) for name in fresh}
     return account
 
 
-def _with_zeros(planned: PreTrainedModel) -> PreTrainedModel:
-    """A decoder without memory for its weights, but with gates."""
-    for gate in gates_of(planned).values():
-        gate.to_empty(device="cpu")
-        for parameter in gate.parameters():
-            gate.fill(gate, parameter)
-    assert not any(tensor.is_meta for tensor in gate_tensors(planned).values())
-    return planned
+def write_gated(
+    model: PreTrainedModel,
+    opened: OpenedDecoder,
+    out: str | Path | None,
+    record: dict[str, Any],
+    account: dict[str, Any],
+    base: tuple[str, str | None] | None,
+    files: Iterable[str],
+) -> Path:
+    """Write a decoder with gates in one atomic step, with these files of the folder that it was made of.
 
-
-def write_full(model: PreTrainedModel, opened: OpenedDecoder, folder: Path, lineage: dict[str, Any], name: str) -> None:
-    """A folder of base and gates, with the tokenizer of the folder that it was made of."""
-    write_decoder(model, folder)
-    for path in (path for pattern in TOKENIZER_FILES for path in opened.folder.glob(pattern)):
-        shutil.copyfile(path, folder / path.name)
-    hashes = {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
-    written = write_lineage(folder, None, lineage, {"files": hashes})
-    write_text(folder / "README.md", f"{exported_card(name, written)}\n## Use\n{USE}\n")
+    For a `base`, which is named with the SHA-256 of its weights, the gates are written alone.
+    """
+    assert out is not None
+    folder = given_path(out)
+    lineage = {**record, "sources": [{"name": SOURCE, **opened.record()}], **account}
+    with atomic_folder(folder) as scratch:
+        if base is None:
+            write_decoder(model, scratch)
+        for path in (path for pattern in files for path in opened.folder.glob(pattern)):
+            shutil.copyfile(path, scratch / path.name)
+        if base is not None:
+            write_adapter_files(model, scratch, *base, lineage, folder.name)
+        else:
+            hashes = {path.name: sha256_of(path) for path in sorted(scratch.glob("*.safetensors"))}
+            written = write_lineage(scratch, None, lineage, {"files": hashes})
+            write_text(scratch / "README.md", f"{exported_card(folder.name, written)}\n## Use\n{USE}\n")
+    return folder
 
 
 def _gated_already(name: str) -> BraidError:
@@ -179,10 +180,5 @@ def _gated_already(name: str) -> BraidError:
 
 def layer_ranges(numbers: list[int]) -> str:
     """`2 to 7, 9`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
+import torch
+from torch import Tensor
+
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Account, Derived, Fresh, Part, targets
-from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits, probe_ids
-from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of
+from braidlm.edits.account import SOURCE, Fresh, Part, Transform, from_source, moved, parameters, targets
+from braidlm.edits.edit import Edit, EditPlan, edits, probe_ids
+from braidlm.edits.modules import Modules, layers_of, modules_of, stages_of
 from braidlm.model.config.ranges import Choices, NonNegative
 from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -60,26 +63,43 @@ class Insert(Edit):
         modules = [one for layer in layers for one in modules_of(layer)]
         grown = [one for one in modules if self.parts in (one.part, "both")]
         self._check(source, modules, grown)
+        without = 0
         for layer in layers:
-            self._extend(layer)
+            for one in (own := modules_of(layer)):  # modules that were inserted before are old ones now
+                experts, new = layer.options[one.part]["experts"], self.names if one in grown else []
+                experts["names"], experts["router"]["new"] = [*one.names, *new], list(new)
+            without += not own
         stages, addresses = stages_of(layers)
         decided = {"blocks"} | ({"routers"} if self.router == "rows" else set())
         decided |= {"embedding", "head"} if self.embedding == "frozen" else set()
-        frozen = decided | (set(source.config.frozen) - set(DECIDED))
-        config = source.config_with([part for part in FREEZABLE if part in frozen], stages=stages)
+        frozen = [part for part in FREEZABLE if part in decided | (set(source.config.frozen) - set(DECIDED))]
+        config = source.config_with(frozen, stages=stages)
         model = skeleton(config)
-        account = moved(list(targets(model)), SOURCE, addresses)
+        account = moved(targets(model), addresses)
         for one in modules:
             if one.new:
                 account.left_out[Part(SOURCE, one.opening)] = "modules that were inserted before are open"
+        new_rows: dict[str, int] = {}
         for one in grown:
-            address = f"{addresses[one.block]}.{one.part}"
-            for name, origin in account.origins.items():
-                if isinstance(origin, Derived) and one.has_rows(origin.parts[0].tensor):
-                    account.origins[name] = Derived(origin.parts, new_rows=(self.modules, len(one.names)))
-            account.origins[f"{address}.router.opening"] = Fresh("closed modules", f"{address}.router")
-        title, notes = self._title(source, model, grown), self._notes(source, layers, frozen)
-        fill = partial(_fill, account=account, scale=self.scale)
+            for name, origin in account.derived.items():
+                if one.has_rows(tensor := origin.parts[0].tensor):
+                    new_rows[name] = len(one.names)
+                    account.origins[name] = from_source(tensor, _with_new_rows(self.modules, len(one.names)))
+            router = f"{addresses[one.block]}.{one.part}.router"
+            account.origins[f"{router}.opening"] = Fresh("closed modules", router)
+        before = source.info.parameters
+        names = self.names[0] if self.modules == 1 else f"{self.names[0]} to {self.names[-1]}"
+        title = (
+            f"Insert {names} into {source.title}: {self.modules} new modules for each of {len(grown)} routers, "
+            f"{parameters(model) - before:,} parameters beside its {before:,}"
+        )
+        notes = [f"training will leave as they are: {', '.join(frozen)}"]
+        if "embedding" in frozen and not source.config.tie_word_embeddings:
+            notes.append("the head has weights of its own; they stay as they are, as the embedding does")
+        if without:
+            several = "layers have no experts and stay as they are"
+            notes.append(f"{without} {several if without > 1 else 'layer has no experts and stays as it is'}")
+        fill = partial(_fill, new_rows=new_rows, count=self.modules, scale=self.scale)
         return EditPlan(title, model, account, notes, finish=fill, unchanged_on=probe_ids(config))
 
     def _check(self, source: OpenedBraid, modules: list[Modules], grown: list[Modules]) -> None:
@@ -105,42 +125,24 @@ class Insert(Edit):
                 advice = "Choose another --name."
                 raise BraidError(f"there is a module of that name already: {', '.join(taken)}", one.address, advice)
 
-    def _extend(self, layer: Layer) -> None:
-        """Modules that were inserted before are old ones now."""
-        for one in modules_of(layer):
-            experts = layer.options[one.part]["experts"]
-            new = self.names if self.parts in (one.part, "both") else []
-            experts["names"], experts["router"]["new"] = [*one.names, *new], list(new)
 
-    def _title(self, source: OpenedBraid, model: BraidForCausalLM, grown: list[Modules]) -> str:
-        before = source.info.parameters
-        added = sum(tensor.numel() for tensor in targets(model).values()) - before
-        names = self.names[0] if self.modules == 1 else f"{self.names[0]} to {self.names[-1]}"
-        return (
-            f"Insert {names} into {source.title}: {self.modules} new modules for each of {len(grown)} routers, "
-            f"{added:,} parameters beside its {before:,}"
-        )
+def _with_new_rows(count: int, after: int) -> Transform:
+    """Rows of zeros after so many of a tensor's own."""
 
-    def _notes(self, source: OpenedBraid, layers: list[Layer], frozen: set[str]) -> list[str]:
-        notes = [f"training will leave as they are: {', '.join(part for part in FREEZABLE if part in frozen)}"]
-        if "embedding" in frozen and not source.config.tie_word_embeddings:
-            notes.append("the head has weights of its own; they stay as they are, as the embedding does")
-        without = sum(1 for layer in layers if not modules_of(layer))
-        if without:
-            several = "layers have no experts and stay as they are"
-            notes.append(f"{without} {several if without > 1 else 'layer has no experts and stays as it is'}")
-        return notes
+    def insert(tensor: Tensor) -> Tensor:
+        return torch.cat((tensor[:after], tensor.new_zeros(count, *tensor.shape[1:]), tensor[after:]))
+
+    return Transform(insert, f"{count} new rows after row {after - 1}")
 
 
-def _fill(model: BraidForCausalLM, account: Account, scale: float) -> None:
-    """Give new rows what the model's initialisation gives to all rows."""
-    grown = {name: origin.new_rows for name, origin in account.derived.items() if origin.new_rows is not None}
+def _fill(model: BraidForCausalLM, new_rows: dict[str, int], count: int, scale: float) -> None:
+    """Give new rows, which begin at these numbers, what the model's initialisation gives to all rows."""
     for address, module in model.named_modules():
-        own = [name for name, _ in module.named_parameters(recurse=False) if f"{address}.{name}" in grown]
+        own = [name for name, _ in module.named_parameters(recurse=False) if f"{address}.{name}" in new_rows]
         if own:
             fresh = deepcopy(module)
             model._init_weights(fresh)
         for name in own:
-            count, after = grown[f"{address}.{name}"]
-            rows = fresh.get_parameter(name)[after : after + count]
-            module.get_parameter(name)[after : after + count] = rows * scale if module.writes_stream else rows
+            first = new_rows[f"{address}.{name}"]
+            rows = fresh.get_parameter(name)[first : first + count]
+            module.get_parameter(name)[first : first + count] = rows * scale if module.writes_stream else rows

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import median
 from typing import Any
@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from braidlm.bridges.model_info import BODY
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import model_cost, skeleton
+from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.memory import weights_bytes
-from braidlm.edits.account import Account, Derived, Part, columns, targets
-from braidlm.edits.edit import SOURCE
+from braidlm.edits.account import Account, Derived, columns, from_source, targets
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import HeldOutText, read_text
+from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.compression.compression import sizes_of
 from braidlm.model.config.braid_config import BraidConfig
@@ -27,9 +28,7 @@ from braidlm.model.initialisation import LINEAR
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import ScoreLinear
 from braidlm.opening.braid import OpenedBraid
-
-BODY = "model."
-"""Before the addresses of all layers but the head, in the names of tensors."""
+from braidlm.opening.opened_model import OpenedModel
 
 
 @dataclass(frozen=True)
@@ -61,17 +60,30 @@ class Matrix:
 
 def matrices_of(source: OpenedBraid, patterns: Sequence[str]) -> list[Matrix]:
     """The matrices of the layers whose addresses fit one of these patterns; every pattern must fit some."""
-    named = [(a, m) for a, m in source.info.model.model.named_modules() if type(m) in LINEAR]
-    free = [(a, m) for a, m in named if "router" not in a.split(".")]
+    named = source.info.model.model.named_modules()
+    free = {a: m for a, m in named if type(m) in LINEAR and "router" not in a.split(".")}
     for pattern in patterns:
-        if not any(fnmatchcase(address, pattern) for address, _ in free):
+        if not any(fnmatchcase(address, pattern) for address in free):
             raise BraidError(
                 f"no linear layer is called '{pattern}'",
                 source.title,
-                f"There are {', '.join(address for address, _ in free[:4])} and {max(0, len(free) - 4)} more.",
+                f"There are {', '.join(list(free)[:4])} and {max(0, len(free) - 4)} more.",
             )
-    chosen = [(a, m) for a, m in free if any(fnmatchcase(a, pattern) for pattern in patterns)]
-    return [_matrix(source, a, m) for a, m in chosen]
+    return [
+        Matrix(a, source.info.saved(f"{BODY}{a}.weight"), *sizes_of(layer), getattr(layer, "stack", None))
+        for a, layer in free.items()
+        if any(fnmatchcase(a, pattern) for pattern in patterns)
+    ]
+
+
+def ends_of(source: OpenedBraid) -> list[Matrix]:
+    """The matrices of embedding and head, where these are plain ones; one matrix twice where they are tied."""
+    model = source.info.model
+    if type(model.model.embedding) is not TokenEmbedding or type(model.head) is not LinearHead:
+        return []
+    rows, width = model.model.embedding.weight.shape
+    names = {"embedding": f"{BODY}embedding.weight", "head": "head.weight"}
+    return [Matrix(name, source.info.saved(tensor), width, rows, None) for name, tensor in names.items()]
 
 
 def notes_of(source: OpenedBraid) -> list[str]:
@@ -82,20 +94,6 @@ def notes_of(source: OpenedBraid) -> list[str]:
     return [*source.notes, *([f"{len(other)} layers stay as they are: {kinds}"] if other else [])]
 
 
-def ends_of(source: OpenedBraid) -> list[Matrix]:
-    """The matrices of embedding and head, where these are plain ones; one matrix twice where they are tied."""
-    model = source.info.model
-    ends = {"embedding": model.model.embedding, "head": model.head}
-    plain = {"embedding": TokenEmbedding, "head": LinearHead}
-    if any(type(end) is not plain[name] for name, end in ends.items()):
-        return []
-    shape = ends["embedding"].weight.shape
-    names = {"embedding": f"{BODY}embedding.weight", "head": "head.weight"}
-    return [
-        Matrix(name, model.tied.get(tensor, tensor), shape[1], shape[0], members=None) for name, tensor in names.items()
-    ]
-
-
 def compressed_config(source: OpenedBraid, *forms: dict[str, Any]) -> BraidConfig:
     """The configuration with some matrices in another form."""
     return source.config_with(compression=[*source.config.architecture["compression"], *forms])
@@ -104,23 +102,15 @@ def compressed_config(source: OpenedBraid, *forms: dict[str, Any]) -> BraidConfi
 def account_of(config: BraidConfig, derived: dict[str, Derived]) -> tuple[BraidForCausalLM, Account]:
     """The new model without memory, and its account: what is not derived is copied."""
     model = skeleton(config)
-    return model, Account({name: derived.get(name) or Derived((Part(SOURCE, name),)) for name in targets(model)})
+    return model, Account({name: derived.get(name) or from_source(name) for name in targets(model)})
 
 
 def shared_once(matrices: Iterable[Matrix]) -> list[Matrix]:
     """Each tensor once, by the first of its layers."""
-    return list({matrix.tensor: matrix for matrix in reversed(list(matrices))}.values())[::-1]
-
-
-def parameters_text(source: OpenedBraid, model: BraidForCausalLM) -> str:
-    """`8,000 of 10,000 parameters stay (80.0%)`."""
-    before, after = (model_cost(one).parameters for one in (source.info.model, model))
-    return f"{after:,} of {before:,} parameters stay ({after / before:.1%})"
-
-
-def _matrix(source: OpenedBraid, address: str, layer: Any) -> Matrix:
-    tensor = f"{BODY}{address}.weight"
-    return Matrix(address, source.info.model.tied.get(tensor, tensor), *sizes_of(layer), getattr(layer, "stack", None))
+    once: dict[str, Matrix] = {}
+    for matrix in matrices:
+        once.setdefault(matrix.tensor, matrix)
+    return list(once.values())
 
 
 ROUNDS = 3
@@ -131,18 +121,14 @@ STEPS = 16
 """Tokens that are read one after another, each after all before it."""
 
 
-@dataclass(frozen=True)
-class Measures:
-    """One model."""
-
-    bits_per_byte: float | None
-    """How the model predicts the held-out text, if one is given."""
-    weights_bytes: int
-    """The bytes of all tensors; the model before the edit is counted in float32, as it is read."""
-    forward_tokens_per_second: float
-    """A sequence at once."""
-    step_tokens_per_second: float
-    """One token after another, as in generation."""
+MEASURES = {
+    "bits_per_byte": ("bits per byte", ".4f"),
+    "weights_bytes": ("bytes of weights", ",d"),
+    "forward_tokens_per_second": ("tokens/s, a sequence at once", ",.0f"),
+    "step_tokens_per_second": ("tokens/s, one after another", ",.0f"),
+}
+"""What is measured of a model, in words and with the form of its numbers; bits per byte only where a text is given. The
+model before the edit is counted in float32, as it is read; tokens one after another are as in generation."""
 
 
 def measure_beside(source: OpenedBraid, text: str | None, tokens: int) -> Callable[[BraidForCausalLM], dict[str, Any]]:
@@ -151,25 +137,29 @@ def measure_beside(source: OpenedBraid, text: str | None, tokens: int) -> Callab
 
     def measured(edited: BraidForCausalLM) -> dict[str, Any]:
         models = {"before": source.load(dtype=torch.float32), "after": edited}
-        forward, step = (_speeds(models, run) for run in (_forward, _steps))
-        measures = {
-            name: Measures(_bits(source, model, held_out), weights_bytes(model), forward[name], step[name])
-            for name, model in models.items()
-        }
-        for line in _table(measures):
+        speeds = [_speeds(models, run) for run in (_forward, _steps)]
+        measures = {}
+        for name, model in models.items():
+            bits = None if held_out is None else bits_per_byte(model, source, held_out).score
+            numbers = (bits, weights_bytes(model), *(speed[name] for speed in speeds))
+            measures[name] = dict(zip(MEASURES, numbers, strict=True))
+        rows = [["", "before", "after", "after / before"]]
+        for key, (label, form) in MEASURES.items():
+            before, after = (measures[name][key] for name in models)
+            if before is not None and after is not None:
+                rows.append([label, format(before, form), format(after, form), f"{after / before:.3f}"])
+        for line in columns(rows):
             console.say(line)
-        threads = {"threads": torch.get_num_threads(), "forward": _length(edited), "step": STEPS}
-        return {**{name: asdict(one) for name, one in measures.items()}, **threads}
+        return {**measures, "threads": torch.get_num_threads(), "forward": _length(edited), "step": STEPS}
 
     return measured
 
 
-def _bits(source: OpenedBraid, model: BraidForCausalLM, text: HeldOutText | None) -> float | None:
-    if text is None:
-        return None
+def bits_per_byte(model: Any, source: OpenedModel, text: HeldOutText) -> TaskResult:
+    """How an edited model predicts a text in its source's tokens."""
     evaluated = EvaluatedModel(Scorer(model), source.tokenizer, source.folder)
     with console.progress("bits per byte", None, "tokens") as advance:
-        return text.evaluate("bits_per_byte", evaluated, lambda done, total: advance(done, "")).score
+        return text.evaluate("bits_per_byte", evaluated, lambda done, total: advance(done, ""))
 
 
 @torch.no_grad()
@@ -203,18 +193,3 @@ def _steps(model: BraidForCausalLM) -> tuple[int, float]:
     for _ in range(steps):
         model(ids, past_key_values=cache, use_cache=True)
     return steps, time.perf_counter() - begin
-
-
-def _table(measures: dict[str, Measures]) -> list[str]:
-    texts: dict[str, tuple[str, str]] = {
-        "bits_per_byte": ("bits per byte", ".4f"),
-        "weights_bytes": ("bytes of weights", ",d"),
-        "forward_tokens_per_second": ("tokens/s, a sequence at once", ",.0f"),
-        "step_tokens_per_second": ("tokens/s, one after another", ",.0f"),
-    }
-    rows = [["", "before", "after", "after / before"]]
-    for key, (label, form) in texts.items():
-        before, after = (getattr(measures[name], key) for name in ("before", "after"))
-        if before is not None:
-            rows.append([label, format(before, form), format(after, form), f"{after / before:.3f}"])
-    return columns(rows)

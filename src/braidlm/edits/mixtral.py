@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, MixtralConfig
 
-from braidlm.bridges.bridge import bridges, bullet_list
-from braidlm.bridges.checkpoint import INDEX_FILE, Checkpoint, Shapes
+from braidlm.bridges.bridge import bridges
+from braidlm.bridges.checkpoint import INDEX_FILE, Checkpoint
 from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.rope import older_rope_settings
 from braidlm.core import console
-from braidlm.core.differences import compare_shapes
+from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
 from braidlm.core.models.card import exported_card
 from braidlm.core.models.folders import GENERATION, errors_of_transformers, load_lineage, versions
 from braidlm.core.models.licence import CARD, licence_record
 from braidlm.core.models.memory import free_memory
-from braidlm.edits.account import Account, Derived, Fresh, Part, account_table
-from braidlm.edits.edit import PROBE, SOURCE, UNCHANGED, check_promise
+from braidlm.edits.account import SOURCE, Account, Fresh, account_table, from_source
+from braidlm.edits.edit import UNCHANGED, check_promise, probe_ids
 from braidlm.opening.opened_model import OpenedModel
 
 MIXTRAL_SOURCES = ("llama", "mistral")
@@ -71,23 +72,18 @@ class MixtralPlan:
     """The new model's tensors on the meta device, by their names in its files."""
     notes: list[str]
 
-    @property
-    def bytes(self) -> int:
-        """The bytes of the new model's weights."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
-
     def lines(self) -> list[str]:
         """The plan in words."""
-        before = sum(torch.Size(shape).numel() for shape in self.checkpoint.shapes.values())
+        before = sum(prod(shape) for shape in self.checkpoint.shapes.values())
         after = sum(tensor.numel() for tensor in self.tensors.values())
         count, top_k = self.config.num_local_experts, self.config.num_experts_per_tok
         idle = sum(t.numel() for name, t in self.tensors.items() if EXPERTS in name) * (count - top_k) // count
         title = (
             f"Upcycle {self.source.title} to Mixtral: {count} experts for each feed-forward part, of which a token "
             f"takes {top_k}; {after:,} parameters in place of {before:,}, {after - idle:,} active per token; "
-            f"{self.bytes:,} bytes to write"
+            f"{sum(tensor.nbytes for tensor in self.tensors.values()):,} bytes to write"
         )
-        return [title, *account_table(self.account, ()), *(f"  note: {note}" for note in self.notes)]
+        return [title, *account_table(self.account), *(f"  note: {note}" for note in self.notes)]
 
 
 def plan_mixtral(source: OpenedModel, experts: int, top_k: int) -> MixtralPlan:
@@ -95,7 +91,14 @@ def plan_mixtral(source: OpenedModel, experts: int, top_k: int) -> MixtralPlan:
     bridge = bridges[source.kind]()
     assert isinstance(bridge, HuggingFaceBridge)
     config = bridge.foreign_config(source.folder)
-    if problems := _problems(config):
+    problems = []
+    if getattr(config, "attention_bias", False):
+        problems.append("attention has biases (attention_bias); Mixtral's has none")
+    if getattr(config, "mlp_bias", False):
+        problems.append("the feed-forward has biases (mlp_bias); Mixtral's has none")
+    if len(kinds := sorted(set(getattr(config, "layer_types", None) or ()))) > 1:
+        problems.append(f"layers have attention of several types ({', '.join(kinds)}); Mixtral has one for all")
+    if problems:
         raise BraidError(
             f"Mixtral cannot express this {bridge.title}:{bullet_list(problems)}",
             str(source.folder / "config.json"),
@@ -103,52 +106,33 @@ def plan_mixtral(source: OpenedModel, experts: int, top_k: int) -> MixtralPlan:
         )
     checkpoint = bridge.open_checkpoint(source.folder)
     notes = bridge.resolve_tied_head(config, checkpoint)
-    if wrong := compare_shapes(_shapes(bridge, config), checkpoint.shapes) + checkpoint.dtype_problems():
-        raise BraidError(
-            f"the weights are not those of the {bridge.title} that config.json describes:{bullet_list(wrong)}",
-            str(source.folder),
-            "Weights and configuration must come from the same model.",
-        )
+    checkpoint.check(bridge.target_of(config).shapes, f"the {bridge.title} that config.json describes", source.folder)
     stored = {
         name: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
         for name, tensor in checkpoint.stored.items()
     }
     account, tensors = _account(stored, experts)
     account.check(tensors, {SOURCE: stored})
-    mixtral = _mixtral_config(config, experts, top_k, stored[bridge.embedding].dtype)
+    mixtral = MixtralConfig(
+        **{name: getattr(config, name) for name in KEPT},
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        sliding_window=config.sliding_window if config.model_type == "mistral" else None,
+        num_local_experts=experts,
+        num_experts_per_tok=top_k,
+        architectures=["MixtralForCausalLM"],
+        dtype=stored[bridge.embedding].dtype,
+    )
     left = [f"not read: {name} ({why})" for name, why in checkpoint.ignored.items()]
     return MixtralPlan(source, checkpoint, mixtral, account, tensors, notes + left[:3])
-
-
-def _problems(config: Any) -> list[str]:
-    problems = []
-    if getattr(config, "attention_bias", False):
-        problems.append("attention has biases (attention_bias); Mixtral's has none")
-    if getattr(config, "mlp_bias", False):
-        problems.append("the feed-forward has biases (mlp_bias); Mixtral's has none")
-    kinds = sorted(set(getattr(config, "layer_types", None) or ()))
-    if len(kinds) > 1:
-        problems.append(f"layers have attention of several types ({', '.join(kinds)}); Mixtral has one for all")
-    return problems
-
-
-def _shapes(bridge: HuggingFaceBridge, config: Any) -> Shapes:
-    """The tensors that transformers' own model of a configuration has, but for a tied head."""
-    with torch.device("meta"):
-        model: Any = bridge.model_class(config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if config.tie_word_embeddings:
-        del shapes[bridge.head]
-    return shapes
 
 
 def _account(stored: dict[str, Tensor], experts: int) -> tuple[Account, dict[str, Tensor]]:
     """The origin of every tensor of Mixtral's files, and these tensors."""
     account, tensors = Account(), {}
     for name, tensor in stored.items():
-        copied, feed = Derived((Part(SOURCE, name),)), FEED.fullmatch(name)
+        feed = FEED.fullmatch(name)
         if feed is None:
-            account.origins[name], tensors[name] = copied, tensor
+            account.origins[name], tensors[name] = from_source(name), tensor
             continue
         sparse = f"{feed['layer']}.block_sparse_moe"
         if feed["matrix"] == "gate_proj":
@@ -157,20 +141,8 @@ def _account(stored: dict[str, Tensor], experts: int) -> tuple[Account, dict[str
             tensors[router] = tensor.new_empty(experts, tensor.shape[1])
         for number in range(experts):
             expert = f"{sparse}{EXPERTS}{number}.{EXPERT[feed['matrix']]}.weight"
-            account.origins[expert], tensors[expert] = copied, tensor
+            account.origins[expert], tensors[expert] = from_source(name), tensor
     return account, tensors
-
-
-def _mixtral_config(config: Any, experts: int, top_k: int, dtype: torch.dtype) -> MixtralConfig:
-    return MixtralConfig(
-        **{name: getattr(config, name) for name in KEPT},
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        sliding_window=config.sliding_window if config.model_type == "mistral" else None,
-        num_local_experts=experts,
-        num_experts_per_tok=top_k,
-        architectures=["MixtralForCausalLM"],
-        dtype=dtype,
-    )
 
 
 COPIED = ("*token*.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template*", "LICENSE*", GENERATION)
@@ -180,9 +152,23 @@ COPIED = ("*token*.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_t
 def write_mixtral(plan: MixtralPlan, out: Path, record: dict[str, Any], noise: float) -> None:
     """Write the folder in one atomic step, after its logits have been compared with the source's."""
     source = plan.source.folder
+    generator = torch.Generator().manual_seed(record["options"]["seed"])
+
+    def read(name: str) -> Tensor:  # the writer asks for the tensors in one fixed order
+        origin, target = plan.account.origins[name], plan.tensors[name]
+        if isinstance(origin, Fresh):
+            return (torch.randn(target.shape, generator=generator) * plan.config.initializer_range).to(target.dtype)
+        tensor = origin.compute(lambda part: plan.checkpoint.read(part.tensor))
+        if noise and EXPERTS in name:
+            wide = tensor.float()
+            tensor = (wide + noise * wide.std() * torch.randn(wide.shape, generator=generator)).to(target.dtype)
+        return tensor
+
     with atomic_folder(out) as folder:
-        write_json(folder / "config.json", _settings(plan.config))
-        write_shards(folder, plan.tensors, _reader(plan, record["options"]["seed"], noise))
+        write_json(
+            folder / "config.json", plan.config.to_diff_dict() | older_rope_settings(plan.config.rope_parameters)
+        )
+        write_shards(folder, plan.tensors, read)
         GenerationConfig.from_model_config(plan.config).save_pretrained(folder)
         for path in (path for pattern in COPIED for path in source.glob(pattern)):
             shutil.copyfile(path, folder / path.name)
@@ -201,28 +187,6 @@ def write_mixtral(plan: MixtralPlan, out: Path, record: dict[str, Any], noise: f
         write_text(folder / CARD, exported_card(out.name, lineage))
 
 
-def _settings(config: MixtralConfig) -> dict[str, Any]:
-    """The content of config.json; rotary positions also under the names that transformers 4 reads."""
-    return config.to_diff_dict() | older_rope_settings(config.rope_parameters)
-
-
-def _reader(plan: MixtralPlan, seed: int, noise: float) -> Callable[[str], Tensor]:
-    """A function that makes one tensor of the new model; the writer asks for them in one fixed order."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def read(name: str) -> Tensor:
-        origin, target = plan.account.origins[name], plan.tensors[name]
-        if isinstance(origin, Fresh):
-            return (torch.randn(target.shape, generator=generator) * plan.config.initializer_range).to(target.dtype)
-        tensor = origin.compute(lambda part: plan.checkpoint.read(part.tensor))
-        if noise and EXPERTS in name:
-            wide = tensor.float()
-            tensor = (wide + noise * wide.std() * torch.randn(wide.shape, generator=generator)).to(target.dtype)
-        return tensor
-
-    return read
-
-
 def _compare(plan: MixtralPlan, folder: Path, promised: bool) -> dict[str, Any]:
     """The change of logits on random tokens, for the lineage; where none is promised and one is found, an error.
 
@@ -234,15 +198,14 @@ def _compare(plan: MixtralPlan, folder: Path, promised: bool) -> dict[str, Any]:
         numbers = f"in float32 the new model needs {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free"
         console.say(f"  logits are not compared: {numbers}")
         return {"logits": "not compared"}
-    length = min(PROBE[1], plan.config.max_position_embeddings)
-    ids = torch.randint(plan.config.vocab_size, (PROBE[0], length), generator=torch.Generator().manual_seed(0))
+    ids = probe_ids(plan.config)
     before, after = _logits(plan.source.folder, ids), _logits(folder, ids)
     change, largest = (after - before).abs().max().item(), before.abs().max().item()
     console.say(f"  a logit changed by at most {change:.3g} (the largest is {largest:.3g})")
     allowed = UNCHANGED * max(1.0, largest)
     if promised:
         promise = f"this edit promises not to change a logit by more than {allowed:.3g}, and one changed by"
-        check_promise(change, promise, allowed)
+        check_promise(promise, before, after, allowed)
     return {"largest_change_of_a_logit": change, "largest_logit": largest}
 
 

@@ -1,18 +1,18 @@
 """The modules of a model: which blocks have experts, the tensors with a row for each, and how much a text uses each."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.edits.account import Account, Derived, Part
 from braidlm.edits.criteria import Criterion
 from braidlm.inspection.texts import DataSource, windows_of
 from braidlm.model.attention.experts import span_for_scope
@@ -21,6 +21,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.stages import BlockStage
 from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.opened_model import OpenedModel
 
 PARTS = ("attention", "feed")
 ROUTER_ROWS = ("router.scores.weight", "router.scores.bias", "router.balance")
@@ -39,17 +40,22 @@ class Modules:
     part: str
     """`attention` or `feed`."""
     names: tuple[str, ...]
-    top_k: int
-    renormalise: bool
-    balance_rate: float
-    silent: int
-    """Rows of the router's scores after those of the modules."""
-    new: tuple[str, ...]
-    """The names of modules that were inserted, the last ones."""
+    router: dict[str, Any]
+    """The router's options."""
 
     @property
     def address(self) -> str:
         return f"{self.block}.{self.part}"
+
+    @property
+    def new(self) -> tuple[str, ...]:
+        """The names of modules that were inserted, the last ones."""
+        return tuple(self.router["new"])
+
+    @property
+    def opening(self) -> str:
+        """The name of the tensor that says how far the inserted modules are open."""
+        return f"{self.address}.{OPENING}"
 
     def has_rows(self, tensor: str) -> bool:
         """Whether a tensor has a row for each of these modules."""
@@ -63,12 +69,7 @@ class Modules:
             return tuple(i - old for i in kept if i >= old)
         if ".router.scores." not in tensor:
             return tuple(kept)
-        return (*kept, *range(count, count + self.silent), *silenced)
-
-    @property
-    def opening(self) -> str:
-        """The name of the tensor that says how far the inserted modules are open."""
-        return f"{self.address}.{OPENING}"
+        return (*kept, *range(count, count + self.router["silent"]), *silenced)
 
     def openings(self, source: OpenedBraid) -> dict[str, float]:
         """How far each inserted module is open: 0 if it is never chosen yet, 1 if it is chosen as any other."""
@@ -78,16 +79,12 @@ class Modules:
     def scores_stay(self) -> bool:
         """Whether the scores of a module that goes still count: weights are shares of a softmax over all, unless they
         are normalised after the choice, and a router that balances adds its balance to such shares."""
-        return not self.renormalise or self.balance_rate > 0
+        return not self.router["renormalise"] or self.router["balance_rate"] > 0
 
     def size(self, info: ModelInfo) -> int:
         """The parameters that go with one module."""
-        scores = f"{self.address}.router.scores."
-        rows = [
-            tensor
-            for name, tensor in info.tensors.items()
-            if self.has_rows(name) and not (self.scores_stay and name.startswith(scores))
-        ]
+        staying = f"{self.address}.router.scores." if self.scores_stay else " "
+        rows = (t for name, t in info.tensors.items() if self.has_rows(name) and not name.startswith(staying))
         return sum(tensor.numel() for tensor in rows) // len(self.names)
 
 
@@ -125,49 +122,36 @@ def layers_of(info: ModelInfo) -> list[Layer]:
         if not isinstance(stage, BlockStage):
             layers.append(Layer(choice.kind, options, f"model.stages.{number}"))
             continue
-        options = {name: value for name, value in options.items() if name != "layers"}
-        for position in range(len(stage.layers)):
-            layers.append(Layer("block", encode(options), f"model.stages.{number}.layers.{position}"))
+        del options["layers"]
+        addresses = [f"model.stages.{number}.layers.{position}" for position in range(len(stage.layers))]
+        layers += [Layer("block", encode(options), address) for address in addresses]
     return layers
 
 
 def modules_of(layer: Layer) -> list[Modules]:
     """The modules of a block, attention's first."""
-    found = []
-    for part in PARTS if layer.kind == "block" else ():
-        experts = layer.options[part].get("experts")
-        if experts is not None:
-            router = experts["router"]
-            options = {name: router[name] for name in ("top_k", "renormalise", "balance_rate", "silent")}
-            names, new = tuple(experts["names"]), tuple(router["new"])
-            found.append(Modules(layer.address, part, names, **options, new=new))
-    return found
+    banks = {part: layer.options[part].get("experts") for part in PARTS} if layer.kind == "block" else {}
+    return [
+        Modules(layer.address, part, tuple(experts["names"]), dict(experts["router"]))
+        for part, experts in banks.items()
+        if experts is not None
+    ]
 
 
 def stages_of(layers: Sequence[Layer]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Stages of equal neighbours, and the new address of each layer by its old one."""
     stages: list[dict[str, Any]] = []
     addresses: dict[str, str] = {}
-    for _, group in groupby(layers, key=lambda layer: (layer.kind, str(layer.options))):
+    for (kind, _), group in groupby(layers, key=lambda layer: (layer.kind, str(layer.options))):
         alike = list(group)
-        if alike[0].kind == "block":
+        if kind == "block":
             addresses |= {layer.address: f"model.stages.{len(stages)}.layers.{i}" for i, layer in enumerate(alike)}
             stages.append({"block": {"layers": len(alike), **alike[0].options}})
             continue
         for layer in alike:
             addresses[layer.address] = f"model.stages.{len(stages)}"
-            stages.append({layer.kind: layer.options})
+            stages.append({kind: layer.options})
     return stages, addresses
-
-
-def moved(tensors: Sequence[str], source: str, addresses: dict[str, str]) -> Account:
-    """An account in which every tensor is copied, from the place it had."""
-    account = Account()
-    for tensor in tensors:
-        before = next((old for old, new in addresses.items() if tensor.startswith(f"{new}.")), None)
-        old_name = tensor if before is None else before + tensor.removeprefix(addresses[before])
-        account.origins[tensor] = Derived((Part(source, old_name),))
-    return account
 
 
 Usage = dict[str, Tensor]
@@ -202,7 +186,7 @@ def all_modules(source: OpenedBraid) -> list[Modules]:
     return modules
 
 
-def calibration_texts(source: OpenedBraid, text: str, tokens: int) -> list[Sequence[int]]:
+def calibration_texts(source: OpenedModel, text: str, tokens: int) -> list[Sequence[int]]:
     """The documents of a calibration text, as the model's tokens."""
     data = DataSource("text", text, tokens, called=text)
     return [document.ids for document in data.texts(source.tokenizer)]
@@ -218,41 +202,26 @@ def measure_usage(
 ) -> Usage:
     """The sum over all tokens of how often a module was chosen, or of its weight times the norm of its output."""
     usage = {one.address: torch.zeros(len(one.names), dtype=torch.float64) for one in modules}
-    recorded = _recorded(model, modules, usage, criterion)
+    real: Tensor  # the mask of real tokens
+
+    def add(address: str, part: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        routing = output[1][0]
+        if criterion == "frequency":
+            used = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
+        else:
+            if hasattr(part, "scope"):
+                inputs = (inputs[0], span_for_scope(routing, inputs[1], part.scope))
+            used = routing.weights_BTN * part.expert_outputs(*inputs).float().norm(dim=-1).permute(1, 2, 0)
+        usage[address] += (used * real[..., None]).sum((0, 1)).double().cpu()
+
     total, done = sum(map(len, texts)), 0
-    with recorded as real, console.progress("use of modules", total, "tokens") as advance:
+    with ExitStack() as hooks, console.progress("use of modules", total, "tokens") as advance:
+        for one in modules:
+            handle = model.get_submodule(one.address).register_forward_hook(partial(add, one.address))
+            hooks.callback(handle.remove)
         for windows in windows_of(texts, model.config.max_position_embeddings, batch):
-            ids, mask = windows.padded(model.device)
-            real[:] = [mask]
-            model.model(ids, attention_mask=mask, use_cache=False)
+            ids, real = windows.padded(model.device)
+            model.model(ids, attention_mask=real, use_cache=False)
             done += windows.tokens
             advance(done, "")
     return usage
-
-
-@contextmanager
-def _recorded(
-    model: nn.Module, modules: Sequence[Modules], usage: Usage, criterion: Criterion
-) -> Iterator[list[Tensor]]:
-    """Let each routed part add to the usage when it runs; the list holds the mask of real tokens."""
-    real: list[Tensor] = []
-    handles = []
-    for one in modules:
-        part: Any = model.get_submodule(one.address)
-
-        def add(part: Any, inputs: tuple[Any, ...], output: Any, address: str = one.address) -> None:
-            routing = output[1][0]
-            if criterion == "frequency":
-                used = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
-            else:
-                if hasattr(part, "scope"):
-                    inputs = (inputs[0], span_for_scope(routing, inputs[1], part.scope))
-                used = routing.weights_BTN * part.expert_outputs(*inputs).float().norm(dim=-1).permute(1, 2, 0)
-            usage[address] += (used * real[0][..., None]).sum((0, 1)).double().cpu()
-
-        handles.append(part.register_forward_hook(add))
-    try:
-        yield real
-    finally:
-        for handle in handles:
-            handle.remove()

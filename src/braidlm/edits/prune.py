@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Derived, Part, targets
+from braidlm.edits.account import SOURCE, Part, chosen_rows, from_source, moved, parameters, targets
 from braidlm.edits.criteria import Criterion, Normalisation
-from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.modules import (
     Calibration,
     Layer,
@@ -21,7 +21,6 @@ from braidlm.edits.modules import (
     calibrate,
     layers_of,
     modules_of,
-    moved,
     stages_of,
 )
 from braidlm.model.config.braid_config import BraidConfig
@@ -64,44 +63,54 @@ class Prune(Edit):
         layers, modules = layers_of(source.info), all_modules(source)
         usage = {address: _normalised(used, self.normalise) for address, used in calibration.usage.items()}
         kept = self._kept(source, modules, usage)
-        silenced = {one.address: _silenced(source, one, kept) for one in modules}
+        dropped = {one.address: [i for i in range(len(one.names)) if i not in kept[one.address]] for one in modules}
+        silenced = {one.address: _silenced(source, one, dropped[one.address]) for one in modules}
         for layer in layers:
             _leave_out(layer, kept, silenced)
         stages, addresses = stages_of(layers)
-        config = source.config_with(_frozen(source, layers), stages=stages)
+        config = source.config_with(_frozen(source, layers, modules), stages=stages)
         model = skeleton(config)
-        account = moved(list(targets(model)), SOURCE, addresses)
-        for name, origin in account.origins.items():
+        account = moved(targets(model), addresses)
+        for name, origin in account.derived.items():
+            tensor = origin.parts[0].tensor
             for one in modules:
-                tensor = origin.parts[0].tensor if isinstance(origin, Derived) else ""
-                if one.has_rows(tensor) and not _is_whole(kept, one):
+                if one.has_rows(tensor) and dropped[one.address]:
                     rows = one.rows_of(tensor, kept[one.address], silenced[one.address])
-                    account.origins[name] = Derived((Part(SOURCE, tensor),), chosen_rows=rows)
+                    account.origins[name] = from_source(tensor, chosen_rows(rows))
         for one in modules:
             if one.new and not one.rows_of(one.opening, kept[one.address], ()):
                 account.left_out[Part(SOURCE, one.opening)] = "no inserted module is left"
-        spared = all(not usage[one.address][i] for one in modules for i in _dropped(kept, one))
-        title, details = self._title(source, model, modules, kept), [f"  {_line(one, usage, kept)}" for one in modules]
+        before, after = source.info.parameters, parameters(model)
+        title = (
+            f"Prune {source.title}: {sum(map(len, dropped.values()))} of {sum(len(one.names) for one in modules)} "
+            f"modules go, {after:,} of {before:,} parameters stay ({after / before:.1%})"
+        )
+        details, notes = [], []
+        for one in modules:
+            used, left, top_k = usage[one.address], len(kept[one.address]), one.router["top_k"]
+            gone = ", ".join(f"{one.names[i]} ({used[i].item():.3g})" for i in dropped[one.address])
+            details.append(f"  {one.address}: {left} of {len(one.names)} stay, {f'without {gone}' if gone else 'all'}")
+            if left < top_k:
+                notes.append(f"{one.address}: a token used {top_k} modules, and {left} are left")
+        spared = all(not usage[address][i] for address, indices in dropped.items() for i in indices)
         probe = _probe(calibration.texts, config) if spared else None
-        return EditPlan(title, model, account, _notes(modules, kept), details, unchanged_on=probe)
+        return EditPlan(title, model, account, notes, details, unchanged_on=probe)
 
     def _kept(self, source: OpenedBraid, modules: list[Modules], usage: Usage) -> dict[str, list[int]]:
         """The indices of the modules that stay, by the address of their part."""
         kept = {one.address: list(range(len(one.names))) for one in modules}
         if self.threshold is not None:
-            for one in modules:
-                used = usage[one.address]
-                kept[one.address] = [i for i in kept[one.address] if used[i] > 0 and used[i] >= self.threshold]
-                if not kept[one.address]:
+            for address, used in usage.items():
+                kept[address] = [i for i in kept[address] if used[i] > 0 and used[i] >= self.threshold]
+                if not kept[address]:
                     raise BraidError(
-                        f"no module of {one.address} reaches the threshold {self.threshold:g}",
+                        f"no module of {address} reaches the threshold {self.threshold:g}",
                         todo=f"Its most used has {used.max().item():.3g}: choose a lower threshold.",
                     )
             return kept
         assert self.keep is not None
-        total = source.info.parameters
+        total = left = source.info.parameters
         sizes = {one.address: one.size(source.info) for one in modules}
-        left = total
         for _, address, index in sorted((used.item(), a, i) for a in kept for i, used in enumerate(usage[a])):
             if left <= self.keep * total:
                 break
@@ -116,27 +125,18 @@ class Prune(Edit):
             )
         return kept
 
-    def _title(self, source: OpenedBraid, model: Any, modules: list[Modules], kept: dict[str, list[int]]) -> str:
-        before, after = source.info.parameters, sum(tensor.numel() for tensor in targets(model).values())
-        count = sum(len(_dropped(kept, one)) for one in modules)
-        total = sum(len(one.names) for one in modules)
-        return (
-            f"Prune {source.title}: {count} of {total} modules go, {after:,} of {before:,} parameters stay "
-            f"({after / before:.1%})"
-        )
-
 
 def _normalised(used: Tensor, by: str) -> Tensor:
     largest = used.max() if by == "max" else used.sum()
     return used / largest.clamp_min(torch.finfo(used.dtype).tiny)
 
 
-def _silenced(source: OpenedBraid, one: Modules, kept: dict[str, list[int]]) -> list[int]:
+def _silenced(source: OpenedBraid, one: Modules, dropped: Sequence[int]) -> list[int]:
     """The modules that go while their scores still count."""
     if not one.scores_stay:
         return []
     openings = one.openings(source)
-    gone = {i: openings.get(one.names[i], 1.0) for i in _dropped(kept, one)}
+    gone = {i: openings.get(one.names[i], 1.0) for i in dropped}
     if opening := [one.names[i] for i, share in gone.items() if 0 < share < 1]:
         raise BraidError(
             f"these modules were inserted and are not open yet: {', '.join(opening)}",
@@ -146,11 +146,11 @@ def _silenced(source: OpenedBraid, one: Modules, kept: dict[str, list[int]]) -> 
     return [i for i, share in gone.items() if share]
 
 
-def _frozen(source: OpenedBraid, layers: list[Layer]) -> list[str]:
+def _frozen(source: OpenedBraid, layers: list[Layer], modules: list[Modules]) -> list[str]:
     """What training leaves; blocks and routers no longer, if the inserted modules that are trained instead are gone."""
     frozen = source.config.frozen
     left = any(one.new for layer in layers for one in modules_of(layer))
-    had = any(one.new for layer in layers_of(source.info) for one in modules_of(layer))
+    had = any(one.new for one in modules)
     return [part for part in frozen if part not in ("blocks", "routers")] if had and not left else frozen
 
 
@@ -160,34 +160,12 @@ def _leave_out(layer: Layer, kept: dict[str, list[int]], silenced: dict[str, lis
         names = [one.names[i] for i in kept[one.address]]
         router = experts["router"]
         experts["names"], router["new"] = names, [name for name in names if name in one.new]
-        router["top_k"] = min(one.top_k, len(names))
+        router["top_k"] = min(router["top_k"], len(names))
         router["sampled"] = min(router["sampled"], router["top_k"])
         router["silent"] += len(silenced[one.address])
-
-
-def _is_whole(kept: dict[str, list[int]], one: Modules) -> bool:
-    return len(kept[one.address]) == len(one.names)
-
-
-def _dropped(kept: dict[str, list[int]], one: Modules) -> list[int]:
-    return [i for i in range(len(one.names)) if i not in kept[one.address]]
 
 
 def _probe(texts: Sequence[Sequence[int]], config: BraidConfig) -> Tensor:
     """The beginnings of the longest texts."""
     length = min(max(map(len, texts)), PROBE, config.max_position_embeddings)
     return torch.tensor([list(text[:length]) for text in texts if len(text) >= length][:2])
-
-
-def _notes(modules: list[Modules], kept: dict[str, list[int]]) -> list[str]:
-    return [
-        f"{one.address}: a token used {one.top_k} modules, and {len(kept[one.address])} are left"
-        for one in modules
-        if len(kept[one.address]) < one.top_k
-    ]
-
-
-def _line(one: Modules, usage: Usage, kept: dict[str, list[int]]) -> str:
-    dropped = [f"{one.names[i]} ({usage[one.address][i].item():.3g})" for i in _dropped(kept, one)]
-    gone = f"without {', '.join(dropped)}" if dropped else "all"
-    return f"{one.address}: {len(kept[one.address])} of {len(one.names)} stay, {gone}"

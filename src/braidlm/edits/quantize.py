@@ -1,7 +1,7 @@
 """`braid edit quantize`: weights as whole numbers of 8 or 4 bits, by torchao's affine scheme."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.memory import weights_bytes
-from braidlm.edits.account import Derived, Part, Transform
-from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.edits.account import Derived, Transform, from_source
+from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.matrices import (
     Matrix,
     account_of,
@@ -67,13 +67,11 @@ class Quantize(Edit):
         matrices, ends = matrices_of(source, self.modules), ends_of(source) if self.embedding else []
         small = [m for m in matrices if self.scheme == "int4" and m.inputs % self.group == 0]
         eight = [matrix for matrix in (*matrices, *ends) if matrix not in small]
-        forms: list[dict[str, Any]] = []
-        if small:
-            forms.append({"int4": {"modules": [m.address for m in small], "group": self.group}})
-        if eight:
-            dynamic = self.scheme == "int8_dynamic"
-            forms.append({"int8": {"modules": [m.address for m in eight], "dynamic": dynamic}})
-        config = compressed_config(source, *forms)
+        forms: dict[str, dict[str, Any]] = {
+            "int4": {"modules": [m.address for m in small], "group": self.group},
+            "int8": {"modules": [m.address for m in eight], "dynamic": self.scheme == "int8_dynamic"},
+        }
+        config = compressed_config(source, *({kind: form} for kind, form in forms.items() if form["modules"]))
         derived: dict[str, Derived] = {}
         once = shared_once((*small, *eight))
         for matrix in once:
@@ -87,10 +85,8 @@ class Quantize(Edit):
                 f"`embedding` quantises nothing here: the embedding is `{embedding}` and the head `{head}`, and only "
                 "`tokens` with `linear` can be quantised"
             )
-        if self.scheme == "int4" and len(small) < len(matrices):
-            notes.append(
-                f"{len(matrices) - len(small)} matrices have 8 bits: {self.group} does not divide their inputs"
-            )
+        if self.scheme == "int4" and (wide := len(matrices) - len(small)):
+            notes.append(f"{wide} matrices have 8 bits: {self.group} does not divide their inputs")
         title = (
             f"Quantize {source.title} to {self.scheme}: {len(once)} matrices, "
             f"{after:,} of {before:,} bytes of weights stay ({after / before:.1%})"
@@ -100,21 +96,18 @@ class Quantize(Edit):
 
 def _derived(matrix: Matrix, group: int | None) -> dict[str, Derived]:
     """The tensors of a quantised layer but for its bias."""
-    bits = "8 bits" if group is None else f"4 bits in groups of {group}"
 
-    def take(part: str) -> Callable[[Tensor], Tensor]:
-        def compute(tensor: Tensor) -> Tensor:
-            rows = matrix.rows(tensor)
-            codes = codes_of_8_bits(rows) if group is None else codes_of_4_bits(rows, group)
-            return getattr(codes, part)  # type: ignore[no-any-return]
+    def compute(part: str, tensor: Tensor) -> Tensor:
+        rows = matrix.rows(tensor)
+        codes = codes_of_8_bits(rows) if group is None else codes_of_4_bits(rows, group)
+        return getattr(codes, part)  # type: ignore[no-any-return]
 
-        return compute
-
-    texts = {"weight": f"codes of {bits}", "scale": "factors of the codes"}
-    texts |= {} if group is None else {"zero": "zeros of the codes"}
-    own = (Part(SOURCE, matrix.tensor),)
+    texts = {"weight": "codes of 8 bits", "scale": "factors of the codes"}
+    if group is not None:
+        texts |= {"weight": f"codes of 4 bits in groups of {group}", "zero": "zeros of the codes"}
     return {
-        f"{matrix.layer}.{part}": Derived(own, transform=Transform(take(part), text)) for part, text in texts.items()
+        f"{matrix.layer}.{part}": from_source(matrix.tensor, Transform(partial(compute, part), text))
+        for part, text in texts.items()
     }
 
 

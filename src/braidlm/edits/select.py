@@ -1,40 +1,64 @@
 """`braid edit select`: leave out the gates that a text hardly needs (Self-MoE, section 3.3)."""
 
-import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from braidlm.core import console
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.files import atomic_folder
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.runs import LORA_CONFIG
-from braidlm.core.reading import given_path
+from braidlm.core.report.charts import Lines
+from braidlm.core.report.report import Report, Table
 from braidlm.core.report.write import check_out, write
-from braidlm.edits.account import Part, targets
-from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
-from braidlm.edits.gate import TOKENIZER_FILES, write_full
-from braidlm.edits.gate_selection import Rule, Selection, check_equal, logits_without, select_gates, selection_report
-from braidlm.edits.modules import moved
+from braidlm.edits.account import columns, moved, targets
+from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, show_plan
+from braidlm.edits.gate import TOKENIZER_FILES, layer_ranges, write_gated
+from braidlm.edits.matrices import bits_per_byte
+from braidlm.edits.modules import calibration_texts
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.formats.held_out_text import read_text
-from braidlm.inspection.texts import DataSource
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.inspection.gate_lens import LayerLens, gate_lens
+from braidlm.inspection.gates import context_limit
 from braidlm.model.config.ranges import Count, LayersOrZero, Rate
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.opening.adapter import read_adapter, write_adapter_files
+from braidlm.opening.adapter import read_adapter
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.gating import detach
+from braidlm.opening.gating import detach, gates_of, without
 from braidlm.opening.opened_model import OpenedModel
+
+Rule = Literal["smallest-change", "only-if-helps", "as_printed"]
 
 LORA_FILES = (LORA_CONFIG, "adapter_model.safetensors")
 """Adapters that may stand beside the gates of a decoder, and stay as they are."""
+PROBE = 64
+"""Tokens at which logits are compared."""
+COLUMNS = ["layer", "perplexity without", "with its gate", "change", "", "why"]
+
+
+class Wanted(NamedTuple):
+    """What a rule wants of a gate that stays."""
+
+    verb: str
+    """What the gate does to the perplexity."""
+    score: Callable[[float], float]
+    """What a change of the perplexity's logarithm counts in favour of the gate."""
+    threshold: float
+    """By default: the share of the largest score above which gates stay."""
+
+
+RULES: dict[str, Wanted] = {
+    "smallest-change": Wanted("change", abs, 0.1),
+    "only-if-helps": Wanted("lower", lambda change: -change, 0.0),
+    "as_printed": Wanted("raise", lambda change: change, 0.0),
+}
 
 
 @edits.register("select")
@@ -65,94 +89,236 @@ class Select(Edit):
             raise BraidError("give either a threshold or the number of gates to keep", todo="`--threshold 0.1`")
 
     def plan(self, source: OpenedBraid) -> EditPlan:
-        if not source.config.decoded.gates:
-            raise no_gates(source.title)
+        if not (gates := source.config.decoded.gates):
+            raise _no_gates(source.title)
         model = source.load(dtype=torch.float32).to(choose_device("auto"))
-        selection = self.select(model, source)
-        planned = skeleton(_with_gates(source, selection.kept))
-        account = moved(list(targets(planned)), SOURCE, {})
-        used = {part.tensor for origin in account.derived.values() for part in origin.parts}
-        for name in source.info.tensors:
-            if name not in used:
-                account.left_out[Part(SOURCE, name)] = "its gate goes"
+        selection = self._select(model, source)
+        kept = encode(gates) | {"layers": selection.layers(stay=True)}
+        planned = skeleton(source.config_with(gates=kept if kept["layers"] else None))
+        account = moved(targets(planned))
+        account.leave_out_unused(source.info.tensors, "its gate goes")
 
         def measure(edited: BraidForCausalLM) -> dict[str, Any]:
-            check_equal(logits_without(model, selection), edited, selection)
+            selection.check_equal(selection.logits_without(model), edited)
             return selection.record()
 
-        zero = not any(lens.change for layer, lens in selection.lenses.items() if layer in selection.dropped)
+        zero = not any(lens.change for layer, lens in selection.lenses.items() if layer in selection.layers(stay=False))
         title, *details = selection.lines()
         probe = selection.probe if zero else None
         return EditPlan(title, planned, account, source.notes, details, unchanged_on=probe, measure=measure)
 
     def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
-        if isinstance(model, OpenedDecoder):
-            return self._apply_to_decoder(model, out, record, dry_run)
-        return super().apply(model, out, record, dry_run)
-
-    def _apply_to_decoder(
-        self, opened: OpenedDecoder, out: str | Path | None, record: dict[str, Any], dry_run: bool
-    ) -> Path | None:
-        if not opened.is_gated:
-            raise no_gates(opened.title)
+        if not isinstance(model, OpenedDecoder):
+            return super().apply(model, out, record, dry_run)
+        if not model.is_gated:
+            raise _no_gates(model.title)
+        adapter = read_adapter(model.folder) if model.has_gates else None
         if self.keep == 0:
-            todo = f"Use its base: {read_adapter(opened.folder).base}." if opened.has_gates else "Keep at least one."
-            raise BraidError("a decoder without any gate is a plain one", str(opened.folder), todo)
-        model = opened.load(choose_device("auto"), getattr(opened.config, "dtype", None) or torch.float32)
-        selection = self.select(model, opened)
-        for line in selection.lines():
-            (console.show if dry_run else console.say)(line)
-        if dry_run:
+            todo = f"Use its base: {adapter.base}." if adapter else "Keep at least one."
+            raise BraidError("a decoder without any gate is a plain one", str(model.folder), todo)
+        decoder = model.load(choose_device("auto"), getattr(model.config, "dtype", None) or torch.float32)
+        selection = self._select(decoder, model)
+        if show_plan(selection.lines(), dry_run):
             return None
-        assert out is not None
-        expected = logits_without(model, selection)
-        detach(model, selection.dropped)
-        check_equal(expected, model, selection)
-        lineage = {**record, "measured": selection.record(), "sources": [{"name": SOURCE, **opened.record()}]}
-        folder = given_path(out)
-        with atomic_folder(folder) as scratch:
-            if opened.has_gates:
-                _write_adapter(model, opened, scratch, lineage, folder.name)
-            else:
-                write_full(model, opened, scratch, lineage, folder.name)
-        return folder
+        expected = selection.logits_without(decoder)
+        detach(decoder, selection.layers(stay=False))
+        selection.check_equal(expected, decoder)
+        base = (adapter.base, adapter.base_sha256) if adapter else None
+        files = (*LORA_FILES, *TOKENIZER_FILES) if adapter else TOKENIZER_FILES
+        return write_gated(decoder, model, out, record | {"measured": selection.record()}, {}, base, files)
 
-    def select(self, model: Any, opened: OpenedModel) -> Selection:
+    def _select(self, model: Any, opened: OpenedModel) -> "Selection":
         """What becomes of the gates of a loaded model; the report of it is written if there is to be one."""
         if self.report is not None:
             check_out(self.report, "braid edit select", "select.html", fresh=True)
         text = read_text(self.text, Settings(max_tokens=self.tokens))
-        data = DataSource("text", self.text, self.tokens, called=self.text)
-        documents = [document.ids for document in data.texts(opened.tokenizer)]
-        selection = select_gates(
-            model,
-            opened.title,
-            opened.folder,
-            opened.tokenizer,
-            documents,
-            text,
-            self.rule,
-            self.keep,
-            self.threshold,
-        )
+        documents = calibration_texts(opened, self.text, self.tokens)
+        with console.progress("perplexity of each layer", sum(map(len, documents)), "tokens") as advance:
+            lenses = {lens.layer: lens for lens in gate_lens(model, documents, advance)}
+        changes = {layer: lens.change for layer, lens in lenses.items()}
+        known = {verdict.layer: verdict for verdict in judge(changes, self.rule, self.keep, self.threshold)}
+        unread = "its stream has another width than the head reads, so it cannot be judged"
+        verdicts = [known.get(layer, Verdict(layer, True, unread)) for layer in gates_of(model)]
+        dropped = [verdict.layer for verdict in verdicts if not verdict.stays]
+        if len(dropped) == len(verdicts) and self.keep != 0:
+            if any(changes.values()):
+                largest = max(changes, key=lambda layer: abs(changes[layer]))
+                why = f"none meets it (the largest change is {changes[largest]:+.4f} nats, at layer {largest})"
+            else:
+                why = "none has moved from zero, or none changes the perplexity"
+            raise BraidError(
+                f"by the rule {self.rule} every gate would go: {why}",
+                opened.title,
+                "Choose another rule, a lower --threshold, or --keep N; `--keep 0` takes all gates away.",
+            )
+
+        def quality() -> Quality:
+            result = bits_per_byte(model, opened, text)
+            return Quality(result.score, 2.0 ** (result.score * result.notes["bytes"] / result.notes["tokens"]))
+
+        before = after = quality()
+        if dropped:
+            with without(model, dropped):
+                after = quality()
+        longest = max(documents, key=len)[: min(PROBE, context_limit(model))]
+        probe = torch.tensor([list(longest)])
+        selection = Selection(opened.title, self.rule, lenses, verdicts, before, after, probe)
         if self.report is not None:
-            write(selection_report(selection), self.report, "select", fresh=True)
+            write(selection.report(), self.report, "select", fresh=True)
         return selection
 
 
-def no_gates(title: str) -> BraidError:
-    """What is said of a model that has none."""
+def _no_gates(title: str) -> BraidError:
     return BraidError("this model has no gates to select from", title, "`braid edit gate MODEL --out DIR` adds some.")
 
 
-def _write_adapter(model: Any, opened: OpenedDecoder, folder: Path, lineage: dict[str, Any], name: str) -> None:
-    """The gates that are left, and what else stood beside them."""
-    adapter = read_adapter(opened.folder)
-    write_adapter_files(model, folder, adapter.base, adapter.base_sha256, lineage, name)
-    for path in (path for pattern in (*LORA_FILES, *TOKENIZER_FILES) for path in opened.folder.glob(pattern)):
-        shutil.copyfile(path, folder / path.name)
+class Verdict(NamedTuple):
+    """What becomes of one gate."""
+
+    layer: int
+    stays: bool
+    reason: str
 
 
-def _with_gates(source: OpenedBraid, layers: list[int]) -> BraidConfig:
-    """The configuration with the gates of these layers only."""
-    return source.config_with(gates=encode(source.config.decoded.gates) | {"layers": layers} if layers else None)
+def judge(
+    changes: Mapping[int, float], rule: Rule, keep: int | None = None, threshold: float | None = None
+) -> list[Verdict]:
+    """What becomes of the gate of each layer, by the change of the perplexity's logarithm that it makes there.
+
+    Those stay whose score is above zero and above `threshold` times the largest; or, of those above zero, the `keep`
+    with the largest.
+    """
+    wanted = RULES[rule]
+    scores = {layer: wanted.score(change) for layer, change in changes.items()}
+    share = 0.0 if keep is not None else wanted.threshold if threshold is None else threshold
+    limit = share * max([0.0, *scores.values()])
+    above = sorted((layer for layer, score in scores.items() if score > limit), key=lambda layer: -scores[layer])
+    verdicts = []
+    for layer, score in scores.items():
+        reason = f"{wanted.verb}s the perplexity"
+        if layer in above and keep is not None:
+            rank = above.index(layer) + 1
+            reason += f", rank {rank} of {len(above)}" + ("" if rank <= keep else f": not among the first {keep}")
+        elif score == 0:
+            reason = "changes nothing"
+        elif layer not in above:
+            more = f" by more than {limit:.4f}" if limit and score > 0 else ""
+            reason = f"does not {wanted.verb} the perplexity{more}"
+        verdicts.append(Verdict(layer, layer in above[:keep], reason))
+    return verdicts
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a whole model predicts a text."""
+
+    bits_per_byte: float
+    perplexity: float
+    """Per token."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was measured, and what becomes of each gate."""
+
+    title: str
+    rule: Rule
+    lenses: dict[int, LayerLens]
+    """By layer."""
+    verdicts: list[Verdict]
+    before: Quality
+    after: Quality
+    probe: Tensor
+    """Token ids [1, time] of the text."""
+
+    def layers(self, stay: bool) -> list[int]:
+        """The layers whose gates stay, or go."""
+        return [verdict.layer for verdict in self.verdicts if verdict.stays == stay]
+
+    def headline(self) -> str:
+        """Which gates go, in one sentence."""
+        gone = self.layers(stay=False)
+        text = f"{len(gone)} of {len(self.verdicts)} go (layers {layer_ranges(gone)})" if gone else "no gate goes"
+        return f"Select gates of {self.title} by {self.rule}: {text}"
+
+    def lines(self) -> list[str]:
+        """The plan in words: what each gate does, what becomes of it and why, and the quality before and after."""
+        both = (self.before, self.after)
+        qualities = [["", "before", "after"]]
+        qualities.append(["bits per byte", *(f"{one.bits_per_byte:.4f}" for one in both)])
+        qualities.append(["perplexity", *(f"{one.perplexity:.4g}" for one in both)])
+        gates = columns([COLUMNS, *self._rows()])
+        return [self.headline(), *gates, "The whole model on this text:", *columns(qualities)]
+
+    def record(self) -> dict[str, Any]:
+        """For the lineage."""
+        layers = []
+        for verdict in self.verdicts:
+            lens = self.lenses.get(verdict.layer)
+            layers.append(verdict._asdict() | ({} if lens is None else asdict(lens) | {"change": lens.change}))
+        return {"before": asdict(self.before), "after": asdict(self.after), "layers": layers}
+
+    def _rows(self) -> list[list[str]]:
+        """A row for each gate: the perplexity without and with it, the change, and what becomes of the gate."""
+        rows = []
+        for layer, stays, reason in self.verdicts:
+            numbers = ["-", "-", "-"]
+            if (lens := self.lenses.get(layer)) is not None:
+                numbers = [f"{lens.perplexity_without:.6g}", f"{lens.perplexity:.6g}", f"{lens.change:+.4f}"]
+            rows.append([str(layer), *numbers, "stays" if stays else "goes", reason])
+        return rows
+
+    def report(self) -> Report:
+        """The perplexity of every gated layer's output without and with its gate, and which gates stay."""
+        data = []
+        for layer, stays, reason in self.verdicts:
+            lens = self.lenses.get(layer)
+            numbers = [lens.perplexity_without, lens.perplexity, lens.change] if lens else []
+            data.append([layer, *([f"{number:.6g}" for number in numbers] or [""] * 3), stays, reason])
+        names = ["layer", "perplexity_without", "perplexity", "change", "stays", "reason"]
+        report = Report("Which gates stay", self.headline(), tables=[Table(names, data, name="layers")])
+        report.facts(
+            {
+                "gates": len(self.verdicts),
+                "stay": len(self.layers(stay=True)),
+                "bits per byte before": f"{self.before.bits_per_byte:.4f}",
+                "after": f"{self.after.bits_per_byte:.4f}",
+            }
+        )
+        report.text(
+            "The stream after each gated layer is read by the last norm and the head, as if the model ended there, "
+            "once without and once with what the layer's gate adds. The difference decides which gates stay; the key "
+            "figures above are of the whole model on the same text."
+        )
+        layers, lenses = list(self.lenses), list(self.lenses.values())
+        sides = {
+            "without its gate": (layers, [lens.perplexity_without for lens in lenses]),
+            "with its gate": (layers, [lens.perplexity for lens in lenses]),
+        }
+        report.chart(
+            Lines(sides, "layer", "perplexity through the head", log_y=True),
+            "Perplexity of the calibration text, read after each layer.",
+            name="perplexity",
+        )
+        changes = {"change": (layers, [lens.change for lens in lenses])}
+        report.chart(
+            Lines(changes, "layer", "change by the gate, nats per token", levels={"none": 0.0}),
+            "What each gate changes of the perplexity's logarithm; below zero it helps.",
+            name="change",
+        )
+        return report.table(Table(COLUMNS, self._rows()))
+
+    @torch.no_grad()
+    def logits_without(self, model: Any) -> Tensor:
+        """What a model predicts with the gates switched off that are to go."""
+        with without(model, self.layers(stay=False)):
+            return model(self.probe.to(model.device)).logits  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def check_equal(self, expected: Tensor, edited: Any) -> None:
+        """The new model predicts what the old one did with these gates switched off, on the same device."""
+        home = edited.device
+        logits = edited.to(expected.device)(self.probe.to(expected.device)).logits
+        edited.to(home)
+        promise = "without these gates a logit should be what it is with them switched off, and one differs by"
+        check_promise(promise, expected, logits)

@@ -4,25 +4,23 @@ A shared tensor is the average of those of all layers, or the first layer's. Wit
 low-rank approximation of what its own matrices had beside the shared ones.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Account, Derived, Fresh, Part, targets
-from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
-from braidlm.edits.modules import layers_of, moved, stages_of
+from braidlm.edits.account import SOURCE, Account, Derived, Fresh, Part, moved, parameters, targets
+from braidlm.edits.edit import Edit, EditPlan, edits
+from braidlm.edits.modules import layers_of, stages_of
 from braidlm.model.config.ranges import Size
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.sharing import LowRankLinear, LowRankStackedLinear
 from braidlm.opening.braid import OpenedBraid
-
-LEFT_OUT = "the first layer's is shared"
 
 
 @edits.register("share")
@@ -47,16 +45,20 @@ class Share(Edit):
         if not sharing:
             least = f"at least {self._least} {'layers' if self.layers == 'all' else 'layers, of which 2 are interior'}"
             raise BraidError(f"no stage of this model has {least} of one shape to share weights", source.title)
-        config = source.config_with(stages=stages)
-        model = skeleton(config)
-        before = {
-            name: origin.parts[0].tensor
-            for name, origin in moved(list(model.state_dict()), SOURCE, addresses).derived.items()
-        }
-        account = self._account(model, before, source)
-        title, notes = self._title(source, model), [*source.notes, *self._notes(stages, sharing)]
+        model = skeleton(source.config_with(stages=stages))
+        before = {n: origin.parts[0].tensor for n, origin in moved(model.state_dict(), addresses).derived.items()}
+        counts = source.info.parameters, parameters(model)
+        title = (
+            f"Share {self.what} of {self.layers} layers of {source.title}: {counts[1]:,} parameters in place of "
+            f"{counts[0]:,} ({counts[1] / counts[0]:.1%})"
+        )
+        notes = [f"stages.{n} ({next(iter(stages[n]))}) shares {self.what}" for n in sharing]
+        if self.lora:
+            notes.append("a LoRA begins as the best approximation of what its layer's own matrices had beside these")
+        notes.append("the model predicts less well now: train it on, with `braid train RECIPE start_from=DIR`")
         finish = partial(_fit_low_rank, source=source, before=before) if self.lora else None
-        return EditPlan(title, model, account, notes, finish=finish)
+        account = self._account(model, before, source)
+        return EditPlan(title, model, account, [*source.notes, *notes], finish=finish)
 
     @property
     def _least(self) -> int:
@@ -72,52 +74,35 @@ class Share(Edit):
         return True
 
     def _account(self, model: BraidForCausalLM, before: Mapping[str, str], source: OpenedBraid) -> Account:
-        account, known = Account(), source.info.tensors
-        uses: dict[str, list[str]] = {}
+        account, uses = Account(), defaultdict(list)
         for name in model.state_dict():
-            uses.setdefault(model.tied.get(name, name), []).append(before[name])
+            uses[model.tied.get(name, name)].append(Part(SOURCE, before[name]))
         for name in targets(model):
-            own = [Part(SOURCE, tensor) for tensor in uses[name] if tensor in known]
+            own = [part for part in uses[name] if part.tensor in source.info.tensors]
             if not own:
                 account.origins[name] = Fresh("low-rank additions", name.rpartition(".lora.")[0] + ".lora")
             elif self.by == "average":
                 account.origins[name] = Derived(tuple(own), "averaged" if len(own) > 1 else "as it is")
             else:
                 account.origins[name] = Derived((own[0],))
-                account.left_out |= dict.fromkeys(own[1:], LEFT_OUT)
+                account.left_out |= dict.fromkeys(own[1:], "the first layer's is shared")
         return account
-
-    def _title(self, source: OpenedBraid, model: BraidForCausalLM) -> str:
-        before, after = source.info.parameters, sum(tensor.numel() for tensor in targets(model).values())
-        return (
-            f"Share {self.what} of {self.layers} layers of {source.title}: {after:,} parameters in place of "
-            f"{before:,} ({after / before:.1%})"
-        )
-
-    def _notes(self, stages: list[dict[str, Any]], sharing: list[int]) -> list[str]:
-        kinds = [next(iter(stages[number])) for number in sharing]
-        notes = [f"stages.{n} ({kind}) shares {self.what}" for n, kind in zip(sharing, kinds, strict=True)]
-        if self.lora:
-            notes.append("a LoRA begins as the best approximation of what its layer's own matrices had beside these")
-        return [*notes, "the model predicts less well now: train it on, with `braid train RECIPE start_from=DIR`"]
 
 
 def _fit_low_rank(model: BraidForCausalLM, source: OpenedBraid, before: Mapping[str, str]) -> None:
-    """Give each low-rank addition the largest singular values of what its layer's own matrix had beside the shared."""
+    """Give each low-rank addition the largest singular values of what its layer's own matrix had beside the shared.
+
+    The rows of `down` are of length 1, also where nothing is lost, so that training can change `up`.
+    """
     for address, module in model.named_modules():
-        if isinstance(module, (LowRankLinear, LowRankStackedLinear)):
-            own = source.read(before[f"{address}.weight"])
-            _set_product(module, own - module.weight)
-
-
-def _set_product(module: LowRankLinear | LowRankStackedLinear, lost: Tensor) -> None:
-    """The rows of `down` are of length 1, also where nothing is lost, so that training can change `up`."""
-    down: Any = module.lora.down.weight
-    up: Any = module.lora.up.weight
-    stacked = isinstance(module, LowRankStackedLinear)
-    left, values, right = torch.linalg.svd(lost.transpose(-1, -2) if stacked else lost, full_matrices=False)
-    if stacked:
-        down, up = down.transpose(-1, -2), up.transpose(-1, -2)
-    rank = min(down.shape[-2], values.shape[-1])  # beyond it there is nothing to approximate
-    down[..., :rank, :] = right[..., :rank, :]
-    up[..., :rank] = left[..., :rank] * values[..., None, :rank]
+        if not isinstance(module, (LowRankLinear, LowRankStackedLinear)):
+            continue
+        matrices: list[Any] = [source.read(before[f"{address}.weight"]) - module.weight]
+        matrices += [module.lora.down.weight, module.lora.up.weight]
+        if isinstance(module, LowRankStackedLinear):
+            matrices = [matrix.transpose(-1, -2) for matrix in matrices]
+        lost, down, up = matrices
+        left, values, right = torch.linalg.svd(lost, full_matrices=False)
+        rank = min(down.shape[-2], values.shape[-1])  # beyond it there is nothing to approximate
+        down[..., :rank, :] = right[..., :rank, :]
+        up[..., :rank] = left[..., :rank] * values[..., None, :rank]

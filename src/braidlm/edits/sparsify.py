@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
-from braidlm.edits.account import Derived, Part, Transform
-from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.edits.account import Derived, Transform, from_source
+from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.matrices import Matrix, account_of, matrices_of, measure_beside, notes_of, shared_once
 from braidlm.model.config.ranges import Count, Rate
 from braidlm.opening.braid import OpenedBraid
@@ -64,7 +64,7 @@ class Sparsify(Edit):
             return matrix.rows(two_of_four(rows) if self.share is None else without_smallest(rows, self.share))
 
         text = "2 of 4 inputs stay" if self.share is None else f"the smallest {self.share:.1%} become zero"
-        return Derived((Part(SOURCE, matrix.tensor),), transform=Transform(compute, text))
+        return from_source(matrix.tensor, Transform(compute, text))
 
 
 def without_smallest(rows: Tensor, share: float) -> Tensor:

@@ -4,18 +4,18 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from braidlm.bridges.bridge import bullet_list
 from braidlm.bridges.model_info import ModelInfo
+from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Account, Derived, Part, Transform, targets
+from braidlm.edits.account import Account, Derived, Transform, chosen_rows, from_source, parameters, targets
 from braidlm.edits.composing.composition import in_stack
-from braidlm.edits.edit import SOURCE, Edit, EditPlan, check_promise, edits, probe_ids
+from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, probe_ids
 from braidlm.edits.modules import check_uncompressed
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.ends import TokenEmbedding
@@ -46,33 +46,34 @@ class Withdraw(Edit):
 
     def plan(self, source: OpenedBraid) -> EditPlan:
         kept = self._kept(source)
-        names, widths = _names(source), source.info.model.head.widths
+        names, widths = source.info.model.head.names, source.info.model.head.widths
         left = [names[index] for index in kept]
-        leaving = [name for name in names if name not in left]
         architecture = _architecture(source, left)
-        alone = unwrapped(source, architecture) if len(left) == 1 else None
-        config, beginnings = alone or (_config(source, architecture, left), {})
+        alone = _unwrapped(source, architecture) if len(left) == 1 else None
+        config, beginnings = alone or (source.config_with(**architecture), {})
+        # The models that stay and were active are active, or all.
+        config.paths = None if alone else [name for name in config.paths or () if name in left] or None
         model = skeleton(config)
-        starts = [sum(widths[:index]) for index in range(len(widths))]
-        columns = [channel for i in kept for channel in range(starts[i], starts[i] + widths[i])]
+        starts = [0, *accumulate(widths)]
+        columns = [channel for i in kept for channel in range(starts[i], starts[i + 1])]
         account = Account()
         for name in targets(model):
             old = next((old + name.removeprefix(new) for new, old in beginnings.items() if name.startswith(new)), name)
             account.origins[name] = _origin(source, old, kept, columns, left)
         if alone and "head.bias" in account.origins:
-            bias = Transform(partial(_member, False), "its own")
-            account.origins["head.bias"] = Derived(
-                (Part(SOURCE, "head.bias"),), chosen_rows=tuple(kept), transform=bias
-            )
-        used = {part for origin in account.derived.values() for part in origin.parts}
-        gone = [name for name in source.info.tensors if Part(SOURCE, name) not in used]
-        account.left_out = {Part(SOURCE, name): "of a model that leaves" for name in gone}
-        before, after = (sum(t.numel() for t in some.values()) for some in (source.info.tensors, targets(model)))
+            account.origins["head.bias"] = from_source("head.bias", _one_row(kept[0], "its own"))
+        account.leave_out_unused(source.info.tensors, "of a model that leaves")
         title = (
-            f"Withdraw {', '.join(leaving)} from {source.title}: "
-            f"{', '.join(left)} {'stays' if len(left) == 1 else 'stay'}, {after:,} of {before:,} parameters"
+            f"Withdraw {', '.join(name for name in names if name not in left)} from {source.title}: "
+            f"{', '.join(left)} {'stays' if len(left) == 1 else 'stay'}, "
+            f"{parameters(model):,} of {source.info.parameters:,} parameters"
         )
-        notes = [*source.notes, *_told(source)]
+        notes = list(source.notes)
+        if "paths" not in source.config.frozen and _was_trained(source.edit_record()):
+            notes.append(
+                "the models of this average were trained together: those that stay may have learned from the text of "
+                "those that leave"
+            )
         return EditPlan(title, model, account, notes, paths=names, check=partial(_check, source, left))
 
     def _kept(self, source: OpenedBraid) -> list[int]:
@@ -107,24 +108,10 @@ class Withdraw(Edit):
         return kept
 
 
-def _told(source: OpenedBraid) -> list[str]:
-    """What those who withdraw a model should know."""
-    if "paths" in source.config.frozen or not _was_trained(source.edit_record()):
-        return []
-    return [
-        "the models of this average were trained together: those that stay may have learned from the text of those "
-        "that leave"
-    ]
-
-
 def _was_trained(record: dict[str, Any]) -> bool:
     """Whether an average, or the one that it was edited from, was trained as a whole; its models alone all were."""
     is_edited = str(record.get("made_by")).startswith("braid edit")
     return bool(record.get("training")) or (is_edited and any(map(_was_trained, record.get("sources", []))))
-
-
-def _names(source: OpenedBraid) -> tuple[str, ...]:
-    return source.info.model.head.names  # type: ignore[no-any-return]
 
 
 def _shared(info: ModelInfo) -> list[str]:
@@ -172,23 +159,16 @@ def _architecture(source: OpenedBraid, left: Sequence[str]) -> dict[str, Any]:
     return architecture
 
 
-def _config(source: OpenedBraid, architecture: dict[str, Any], left: Sequence[str]) -> BraidConfig:
-    """The configuration; the models that stay and were active are active, or all."""
-    config = source.config_with(**architecture)
-    config.paths = [name for name in config.paths or () if name in left] or None
-    return config
-
-
 def _origin(
     source: OpenedBraid, name: str, kept: Sequence[int], columns: Sequence[int], left: Sequence[str]
 ) -> Derived:
     if name in SIDE_BY_SIDE:
-        return Derived((Part(SOURCE, name),), transform=Transform(partial(_columns, columns), "their columns"))
+        return from_source(name, Transform(lambda tensor: tensor[:, columns], "their columns"))
     if norm := IN_JOIN.fullmatch(name):
-        return Derived((Part(SOURCE, f"{norm['norms']}.{kept[int(norm['number'])]}.{norm['own']}"),))
+        return from_source(f"{norm['norms']}.{kept[int(norm['number'])]}.{norm['own']}")
     block = IN_BLOCK.fullmatch(name)
     if name in source.info.tensors and (block is None or block["path"]):
-        return Derived((Part(SOURCE, name),), chosen_rows=tuple(kept) if name in ONE_ROW_EACH else None)
+        return from_source(name, chosen_rows(kept) if name in ONE_ROW_EACH else None)
     assert block is not None
     address = f"{block['layer']}.stack.{block['number']}"
     stack = source.info.model.get_submodule(address)
@@ -196,48 +176,38 @@ def _origin(
     if block["path"]:  # of a stack one model is left, which has modules of its own
         own = next(other for other in stack.state_dict() if in_stack(stack, other)[:2] in ((None, own), (left[0], own)))
     member, _, operation = in_stack(stack, own)
-    parts = (Part(SOURCE, f"{address}.{own}"),)
     if member is not None:
-        return Derived(parts)
+        return from_source(f"{address}.{own}")
     if operation == "one after another":
         experts = stack.feed.experts
         rows = [index * experts + row for index in kept for row in range(experts)]
-        return Derived(parts, transform=Transform(partial(_rows, rows), "their experts"))
+        return from_source(f"{address}.{own}", Transform(lambda tensor: tensor[rows], "their experts"))
     if not block["path"]:
-        return Derived(parts, chosen_rows=tuple(kept))
+        return from_source(f"{address}.{own}", chosen_rows(kept))
     transposed = operation == "stacked, transposed"
-    take = Transform(partial(_member, transposed), "transposed" if transposed else "")
-    return Derived(parts, chosen_rows=tuple(kept), transform=take)
+    return from_source(f"{address}.{own}", _one_row(kept[0], "transposed" if transposed else "", transposed))
 
 
-def _columns(columns: Sequence[int], tensor: Tensor) -> Tensor:
-    return tensor[:, list(columns)]
-
-
-def _rows(rows: Sequence[int], tensor: Tensor) -> Tensor:
-    return tensor[list(rows)]
-
-
-def _member(transposed: bool, rows: Tensor) -> Tensor:
-    """The one row of a stack."""
-    return rows[0].t() if transposed else rows[0]
+def _one_row(row: int, how: str, transposed: bool = False) -> Transform:
+    """The row of a stack that is left."""
+    text = ", ".join(filter(None, (chosen_rows([row]).description, how)))
+    return Transform(lambda tensor: tensor[row].t() if transposed else tensor[row], text)
 
 
 @torch.no_grad()
 def _check(source: OpenedBraid, left: Sequence[str], edited: BraidForCausalLM) -> None:
     """The model must give what the old one gives with the others switched off."""
-    before, after = source.load(dtype=torch.float32), edited
-    use_paths(before, left)
-    use_paths(after, None)
+    old = source.load(dtype=torch.float32)
+    use_paths(old, left)
+    use_paths(edited, None)
     ids = probe_ids(edited.config)
-    change = (before(ids).logits.log_softmax(-1) - after(ids).logits.log_softmax(-1)).abs().max().item()
-    use_paths(after, edited.config.paths)
-    check_promise(
-        change, "the others should be averaged as if these had been switched off, and a log-probability differs by"
-    )
+    before, after = (model(ids).logits.log_softmax(-1) for model in (old, edited))
+    use_paths(edited, edited.config.paths)
+    promise = "the others should be averaged as if these had been switched off, and a log-probability differs by"
+    check_promise(promise, before, after)
 
 
-def unwrapped(source: OpenedBraid, architecture: dict[str, Any]) -> tuple[BraidConfig, dict[str, str]] | None:
+def _unwrapped(source: OpenedBraid, architecture: dict[str, Any]) -> tuple[BraidConfig, dict[str, str]] | None:
     """The configuration of an average of one path as that of the path alone, and the beginnings of its tensors' names
     with those that they have in the average; None where its layers do more than one block after another does.
     """
@@ -257,6 +227,6 @@ def unwrapped(source: OpenedBraid, architecture: dict[str, Any]) -> tuple[BraidC
         stages.append({"block": {"layers": depth, **{name: path[name] for name in BLOCK_OPTIONS}}})
     head = {"kind": "linear", "bias": architecture["head"]["bias"]}
     frozen = [part for part in source.config.frozen if part not in ("paths", "joins")]
-    config = source.config_with(frozen, **{**architecture, "stages": stages, "norm": part["norm"], "head": head})
-    config.paths = None
-    return config, beginnings
+    return source.config_with(
+        frozen, **{**architecture, "stages": stages, "norm": part["norm"], "head": head}
+    ), beginnings

@@ -12,7 +12,7 @@ from braidlm.edits.account import Derived
 from braidlm.edits.compose import compose, composed_architecture
 from braidlm.edits.composing.composition import account_for
 from braidlm.edits.composing.layout import full_width_block, lay_out
-from braidlm.edits.composing.path_models import PathShape
+from braidlm.edits.composing.path_models import PathModel
 from braidlm.model.config.architecture import read_architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
@@ -49,7 +49,7 @@ def test_the_account_uses_every_block_of_every_path_once_and_in_order(depths, la
 
 
 def shape(name, **architecture):
-    return PathShape(name, ModelInfo(tiny_config(**architecture)))
+    return PathModel(name, ModelInfo(tiny_config(**architecture)))
 
 
 @pytest.mark.parametrize(

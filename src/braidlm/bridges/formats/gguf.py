@@ -4,7 +4,6 @@ Models of Llama's or GPT-2's shape are written with llama.cpp's names; Braid doe
 """
 
 import json
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,13 +42,24 @@ class LlamaCppArchitecture(HuggingFaceBridge):
     name: ClassVar[str]
     """As `general.architecture` has it."""
 
-    @abstractmethod
     def add_hyperparameters(self, writer: Any, info: ModelInfo) -> None:
         """Give gguf's writer the sizes and constants of a model."""
+        writer.add_vocab_size(info.config.vocab_size)
+        writer.add_context_length(info.architecture.context)
+        writer.add_embedding_length(info.architecture.width)
+        writer.add_block_count(len(info.layers))
+        writer.add_feed_forward_length(info.feed_hidden)
+        writer.add_head_count(info.attention.heads)
 
     def constants(self, info: ModelInfo) -> dict[str, Tensor]:
         """Tensors that llama.cpp reads and that nobody has trained."""
         return {}
+
+    def renamed(self, info: ModelInfo) -> Callable[[str], str]:
+        """From Hugging Face's names of tensors to llama.cpp's, as the gguf package knows them."""
+        gguf = import_gguf()
+        known = gguf.get_tensor_name_map(gguf.MODEL_ARCH[self.name.upper()], len(info.layers))
+        return lambda name: known.get_name(name, try_suffixes=(".weight", ".bias"))
 
 
 class LlamaCppLlama(LlamaBridge, LlamaCppArchitecture):
@@ -60,15 +70,14 @@ class LlamaCppLlama(LlamaBridge, LlamaCppArchitecture):
     pairs = "interleaved"
 
     def add_hyperparameters(self, writer: Any, info: ModelInfo) -> None:
-        attention = info.attention
-        _add_sizes(writer, info)
-        writer.add_head_count_kv(attention.kv_heads)
-        writer.add_key_length(attention.head_dim)
-        writer.add_value_length(attention.head_dim)
+        super().add_hyperparameters(writer, info)
+        writer.add_head_count_kv(info.attention.kv_heads)
+        writer.add_key_length(info.attention.head_dim)
+        writer.add_value_length(info.attention.head_dim)
         writer.add_layer_norm_rms_eps(info.block.norm.options.eps)
-        writer.add_rope_dimension_count(attention.head_dim)
+        writer.add_rope_dimension_count(info.attention.head_dim)
         writer.add_rope_freq_base(info.architecture.positions.options.theta)
-        if (scaling := _scaling(info)) is not None:
+        if (scaling := self._scaling(info)) is not None:
             writer.add_rope_scaling_attn_factors(scaling.attention_factor)
 
     def constants(self, info: ModelInfo) -> dict[str, Tensor]:
@@ -76,11 +85,15 @@ class LlamaCppLlama(LlamaBridge, LlamaCppArchitecture):
 
         They express every scaling, where llama.cpp's own linear and YaRN scalings have other options than ours.
         """
-        if (scaling := _scaling(info)) is None:
+        if (scaling := self._scaling(info)) is None:
             return {}
         theta, head_dim = info.architecture.positions.options.theta, info.attention.head_dim
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         return {"rope_freqs.weight": frequencies / scaling.scale(frequencies, theta)}
+
+    def _scaling(self, info: ModelInfo) -> RopeScaling | None:
+        choice = info.architecture.positions.options.scaling
+        return None if choice is None else rope_scalings.build(choice)
 
 
 class LlamaCppGPT2(GPT2Bridge, LlamaCppArchitecture):
@@ -98,22 +111,8 @@ class LlamaCppGPT2(GPT2Bridge, LlamaCppArchitecture):
         return problems
 
     def add_hyperparameters(self, writer: Any, info: ModelInfo) -> None:
-        _add_sizes(writer, info)
+        super().add_hyperparameters(writer, info)
         writer.add_layer_norm_eps(info.block.norm.options.eps)
-
-
-def _add_sizes(writer: Any, info: ModelInfo) -> None:
-    writer.add_vocab_size(info.config.vocab_size)
-    writer.add_context_length(info.architecture.context)
-    writer.add_embedding_length(info.architecture.width)
-    writer.add_block_count(len(info.layers))
-    writer.add_feed_forward_length(info.feed_hidden)
-    writer.add_head_count(info.attention.heads)
-
-
-def _scaling(info: ModelInfo) -> RopeScaling | None:
-    choice = info.architecture.positions.options.scaling
-    return None if choice is None else rope_scalings.build(choice)
 
 
 _PATTERN = (
@@ -194,7 +193,13 @@ def vocabulary_problems(tokenizer: BraidTokenizer, rows: int) -> list[str]:
         problems.append(f"the tokenizer's BPE has options that llama.cpp lacks: {', '.join(options)}")
     if missing := [byte for byte, char in enumerate(byte_characters()) if char not in model["vocab"]]:
         problems.append(f"the tokenizer has no token for {len(missing)} of the 256 bytes")
-    if picky := [token["content"] for token in tokenizer.definition.get("added_tokens", []) if _is_picky(token)]:
+    # Tokens that texts may contain, recognised only in some places, or taking the spaces beside them along.
+    picky = [
+        token["content"]
+        for token in tokenizer.definition.get("added_tokens", [])
+        if not token.get("special") and any(token.get(name) for name in ("lstrip", "rstrip", "single_word"))
+    ]
+    if picky:
         problems.append(f"llama.cpp finds these tokens in other places of a text: {', '.join(picky)}")
     if tokenizer.eos_id is None:
         problems.append("no token ends a text; llama.cpp would stop at token 11")
@@ -204,22 +209,14 @@ def vocabulary_problems(tokenizer: BraidTokenizer, rows: int) -> list[str]:
 def pre_tokenizer_name(tokenizer: BraidTokenizer) -> str | None:
     """llama.cpp's name for the way in which a tokenizer divides texts into words."""
     definition = tokenizer.definition
-    steps, model = _steps(definition.get("pre_tokenizer", {})), definition["model"]
+    first, model = definition.get("pre_tokenizer", {}), definition["model"]
+    sequence = first["pretokenizers"] if first.get("type") == "Sequence" else [first]
+    # `trim_offsets` does not change tokens.
+    steps = [{key: value for key, value in step.items() if key != "trim_offsets"} for step in sequence]
     if steps == [_BYTES] and not model.get("merges"):
         return "gpt-2"  # every byte is a token, however words are divided
     way = (steps, model.get("ignore_merges", False))
     return next((name for name, known in PRE_TOKENIZERS.items() if known == way), None)
-
-
-def _steps(pre_tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
-    """A pre-tokenizer as a list of steps, without what does not change tokens."""
-    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
-    return [{key: value for key, value in step.items() if key != "trim_offsets"} for step in steps]
-
-
-def _is_picky(token: dict[str, Any]) -> bool:
-    """Whether a token that texts may contain is recognised only in some places, or takes the spaces beside it along."""
-    return not token.get("special") and any(token.get(name) for name in ("lstrip", "rstrip", "single_word"))
 
 
 FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
@@ -237,7 +234,7 @@ def stored_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
 
 
 @dataclass(frozen=True)
-class GgufTarget:
+class GgufTarget(ExportTarget):
     """One file of a model of ours."""
 
     info: ModelInfo
@@ -252,7 +249,14 @@ class GgufTarget:
         gguf = import_gguf()
         with atomic_file(out) as scratch:
             writer = gguf.GGUFWriter(scratch, self.architecture.name)
-            self._add_general(gguf, writer, out.stem, lineage)
+            writer.add_type("model")
+            writer.add_name(out.stem)
+            writer.add_description(f"Made with Braid (the Python package braidlm): {lineage['made_by']}.")
+            if licence := licence_of(lineage):
+                writer.add_license(licence)
+            writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[self.dtype]])
+            writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+            writer.add_string("braid.lineage", json.dumps(lineage, ensure_ascii=False))
             self.architecture.add_hyperparameters(writer, self.info)
             Vocabulary(tokenizer, self.info.config.vocab_size).add_to(writer, gguf.TokenType)
             for name, tensor in (tensors | self.architecture.constants(self.info)).items():
@@ -264,17 +268,6 @@ class GgufTarget:
                 writer.write_tensors_to_file()
             finally:
                 writer.close()
-
-    def _add_general(self, gguf: Any, writer: Any, name: str, lineage: dict[str, Any]) -> None:
-        """What people and the Hub read of a file."""
-        writer.add_type("model")
-        writer.add_name(name)
-        writer.add_description(f"Made with Braid (the Python package braidlm): {lineage['made_by']}.")
-        if licence := licence_of(lineage):
-            writer.add_license(licence)
-        writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[self.dtype]])
-        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        writer.add_string("braid.lineage", json.dumps(lineage, ensure_ascii=False))
 
 
 def _quantised(gguf: Any, name: str, tensor: Tensor, kind: Any) -> np.ndarray:
@@ -313,14 +306,14 @@ class GgufBridge(ExportingBridge):
 
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
         architecture = _architecture(info)
-        rename = _names(architecture, info)
+        rename = architecture.renamed(info)
         for mapping in architecture.mappings(info):
             # llama.cpp's matrices are [out, in] throughout, as ours are.
             yield replace(mapping, foreign=tuple(map(rename, mapping.foreign)), transposed=False)
 
     def target(self, info: ModelInfo) -> ExportTarget:
         architecture = _architecture(info)
-        rename = _names(architecture, info)
+        rename = architecture.renamed(info)
         transposed = {name for mapping in architecture.mappings(info) if mapping.transposed for name in mapping.foreign}
         shapes = architecture.target(info).shapes.items()
         needed = {rename(name): shape[::-1] if name in transposed else shape for name, shape in shapes}
@@ -335,8 +328,7 @@ class GgufBridge(ExportingBridge):
         others = {
             shape[-1] for name, shape in shapes if stored_type(name, shape, self.dtype) not in ("f32", self.dtype)
         }
-        if others:
-            widths = ", ".join(map(str, sorted(others)))
+        if widths := ", ".join(map(str, sorted(others))):
             notes.append(f"{self.dtype} needs rows of a multiple of {BLOCK}; matrices with rows of {widths} are f16")
         return notes
 
@@ -344,11 +336,3 @@ class GgufBridge(ExportingBridge):
 def _architecture(info: ModelInfo) -> LlamaCppArchitecture:
     """The architecture of llama.cpp that a model resembles most."""
     return LlamaCppGPT2() if info.architecture.positions.kind == "learned" else LlamaCppLlama()
-
-
-def _names(architecture: LlamaCppArchitecture, info: ModelInfo) -> Callable[[str], str]:
-    """From Hugging Face's names of tensors to llama.cpp's, as the gguf package knows them."""
-    gguf = import_gguf()
-    kind = gguf.MODEL_ARCH[architecture.name.upper()]
-    known = gguf.get_tensor_name_map(kind, len(info.layers))
-    return lambda name: known.get_name(name, try_suffixes=(".weight", ".bias"))

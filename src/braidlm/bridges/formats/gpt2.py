@@ -1,6 +1,7 @@
 """GPT-2 as Hugging Face stores it: learned positions, LayerNorm, Conv1D matrices, biases everywhere."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -21,6 +22,16 @@ ACTIVATIONS = {
 }
 """Transformers' names, several of which mean the same function, and ours."""
 KNOWN = ", ".join(sorted(set(ACTIVATIONS.values())))
+
+LAYER = {
+    "attention_norm": "ln_1",
+    "feed_norm": "ln_2",
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "feed.up": "mlp.c_fc",
+    "feed.out": "mlp.c_proj",
+}
+"""Parts of our layer and of theirs."""
 
 
 @bridges.register("gpt2")
@@ -118,19 +129,10 @@ class GPT2Bridge(HuggingFaceBridge):
         yield TensorMapping("model.embedding.weight", (self.embedding,))
         yield TensorMapping("model.positions.weight", ("transformer.wpe.weight",))
         for number, ours in enumerate(info.layers):
-            theirs = f"transformer.h.{number}"
-            for kind in ("weight", "bias"):
-                yield TensorMapping(f"{ours}.attention_norm.{kind}", (f"{theirs}.ln_1.{kind}",))
-                yield TensorMapping(f"{ours}.feed_norm.{kind}", (f"{theirs}.ln_2.{kind}",))
-                for our_name, their_name in (
-                    ("attention.qkv", "attn.c_attn"),
-                    ("attention.out", "attn.c_proj"),
-                    ("feed.up", "mlp.c_fc"),
-                    ("feed.out", "mlp.c_proj"),
-                ):
-                    yield TensorMapping(
-                        f"{ours}.{our_name}.{kind}", (f"{theirs}.{their_name}.{kind}",), (), kind == "weight"
-                    )
+            for kind, (our_name, their_name) in product(("weight", "bias"), LAYER.items()):
+                is_matrix = kind == "weight" and "norm" not in our_name
+                theirs = f"transformer.h.{number}.{their_name}.{kind}"
+                yield TensorMapping(f"{ours}.{our_name}.{kind}", (theirs,), transposed=is_matrix)
         yield TensorMapping("model.norm.weight", ("transformer.ln_f.weight",))
         yield TensorMapping("model.norm.bias", ("transformer.ln_f.bias",))
         yield TensorMapping("head.weight", (self.head,))

@@ -31,26 +31,21 @@ class LlamaBridge(HuggingFaceBridge):
         """The sliding window of each layer of a foreign configuration; None: it sees everything before."""
         return [None] * config.num_hidden_layers
 
-    def window_problems(self, info: ModelInfo) -> list[str]:
-        """What the format cannot express of our layers' windows."""
-        return window_problems(info, self.title)
-
-    def window_settings(self, info: ModelInfo) -> dict[str, Any]:
-        """The settings for our layers' windows."""
-        return {}
-
     def biases(self, config: Any) -> dict[str, bool | None]:
         """Our attention's options for the biases of a foreign configuration."""
         return {"bias": config.attention_bias}
 
-    def bias_problems(self, info: ModelInfo) -> list[str]:
-        """What the format cannot express of our biases."""
-        if (info.attention.qkv.bias is None) == (info.attention.out.bias is None):
-            return []
-        return [f"only some projections of attention have biases; {self.title} has them on all four or none"]
+    def own_problems(self, info: ModelInfo) -> list[str]:
+        """What the format cannot express of our layers' windows and of our biases."""
+        problems = window_problems(info, self.title)
+        if (info.attention.qkv.bias is None) != (getattr(info.attention.out, "bias", None) is None):
+            problems.append(
+                f"only some projections of attention have biases; {self.title} has them on all four or none"
+            )
+        return problems
 
-    def bias_settings(self, info: ModelInfo) -> dict[str, Any]:
-        """The settings for our biases."""
+    def own_settings(self, info: ModelInfo) -> dict[str, Any]:
+        """The settings for our layers' windows and for our biases."""
         return {"attention_bias": info.block.attention.options.bias, "mlp_bias": info.block.feed.options.bias}
 
     def import_problems(self, config: Any) -> list[str]:
@@ -105,9 +100,7 @@ class LlamaBridge(HuggingFaceBridge):
             heads, width = info.block.attention.options.heads, info.architecture.width
             if width % heads:
                 problems.append(f"the width {width} is not a multiple of {heads} heads, which {self.title} demands")
-            problems += self.window_problems(info)
-            if info.attention.out is not None:
-                problems += self.bias_problems(info)
+            problems += self.own_problems(info)
         return problems
 
     def settings(self, info: ModelInfo) -> dict[str, Any]:
@@ -127,8 +120,7 @@ class LlamaBridge(HuggingFaceBridge):
             "attention_dropout": block.dropout.attention,
             "initializer_range": info.initial_std,
             "tie_word_embeddings": architecture.tie_embeddings,
-            **self.window_settings(info),
-            **self.bias_settings(info),
+            **self.own_settings(info),
             **info.token_ids,
         }
 
@@ -150,17 +142,20 @@ class LlamaBridge(HuggingFaceBridge):
             yield TensorMapping(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",))
             yield TensorMapping(f"{ours}.feed_norm.weight", (f"{theirs}.post_attention_layernorm.weight",))
             for kind in ("weight", "bias"):
-                qkv = tuple(f"{theirs}.self_attn.{letter}_proj.{kind}" for letter in "qkv")
-                gate_up = tuple(f"{theirs}.mlp.{name}_proj.{kind}" for name in ("gate", "up"))
-                yield TensorMapping(f"{ours}.attention.qkv.{kind}", qkv, (queries, keys, keys), row_order=order)
-                yield TensorMapping(f"{ours}.attention.out.{kind}", (f"{theirs}.self_attn.o_proj.{kind}",))
-                yield TensorMapping(f"{ours}.feed.gate_up.{kind}", gate_up, (info.feed_hidden,) * 2)
-                yield TensorMapping(f"{ours}.feed.out.{kind}", (f"{theirs}.mlp.down_proj.{kind}",))
+                for part, names, sizes in (
+                    ("attention.qkv", ("self_attn.q", "self_attn.k", "self_attn.v"), (queries, keys, keys)),
+                    ("attention.out", ("self_attn.o",), ()),
+                    ("feed.gate_up", ("mlp.gate", "mlp.up"), (info.feed_hidden,) * 2),
+                    ("feed.out", ("mlp.down",), ()),
+                ):
+                    foreign = tuple(f"{theirs}.{name}_proj.{kind}" for name in names)
+                    row_order = order if part == "attention.qkv" else None
+                    yield TensorMapping(f"{ours}.{part}.{kind}", foreign, sizes, row_order=row_order)
         yield TensorMapping("model.norm.weight", ("model.norm.weight",))
         yield TensorMapping("head.weight", (self.head,))
 
 
-def feed_bias_problems(info: ModelInfo, title: str) -> list[str]:
+def _feed_bias_problems(info: ModelInfo, title: str) -> list[str]:
     """A problem where the feed-forward has biases and the format's has none."""
     return [f"the feed-forward has biases; {title}'s has none"] if info.block.feed.options.bias else []
 
@@ -201,26 +196,20 @@ class MistralBridge(LlamaBridge):
     def windows(self, config: Any) -> list[int | None]:
         return [config.sliding_window] * config.num_hidden_layers
 
-    def window_problems(self, info: ModelInfo) -> list[str]:
-        if len(set(info.windows)) == 1:
-            return []
-        shown = ", ".join("none" if window is None else str(window) for window in dict.fromkeys(info.windows))
-        return [f"layers have different sliding windows ({shown}); Mistral has one for all"]
-
-    def window_settings(self, info: ModelInfo) -> dict[str, Any]:
-        return {"sliding_window": info.windows[0]}
-
     def biases(self, config: Any) -> dict[str, bool | None]:
         return {"bias": False}
 
-    def bias_problems(self, info: ModelInfo) -> list[str]:
-        projections = (info.attention.qkv, info.attention.out)
-        has_any = any(projection.bias is not None for projection in projections)
-        attention = ["attention has biases; Mistral's has none"] if has_any else []
-        return attention + feed_bias_problems(info, self.title)
+    def own_problems(self, info: ModelInfo) -> list[str]:
+        problems = []
+        if len(different := dict.fromkeys(info.windows)) > 1:
+            shown = ", ".join("none" if window is None else str(window) for window in different)
+            problems.append(f"layers have different sliding windows ({shown}); Mistral has one for all")
+        if any(getattr(part, "bias", None) is not None for part in (info.attention.qkv, info.attention.out)):
+            problems.append("attention has biases; Mistral's has none")
+        return problems + _feed_bias_problems(info, self.title)
 
-    def bias_settings(self, info: ModelInfo) -> dict[str, Any]:
-        return {}
+    def own_settings(self, info: ModelInfo) -> dict[str, Any]:
+        return {"sliding_window": info.windows[0]}
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -246,37 +235,27 @@ class Qwen2Bridge(LlamaBridge):
     def windows(self, config: Any) -> list[int | None]:
         return [config.sliding_window if kind == SLIDING else None for kind in config.layer_types]
 
-    def window_problems(self, info: ModelInfo) -> list[str]:
-        different = sorted({window for window in info.windows if window is not None})
-        if len(different) < 2:
-            return []
-        return [f"layers have different sliding windows ({', '.join(map(str, different))}); Qwen2 has one size"]
-
-    def window_settings(self, info: ModelInfo) -> dict[str, Any]:
-        window = next((window for window in info.windows if window is not None), None)
-        if window is None:
-            return {"use_sliding_window": False}
-        kinds = [FULL if window is None else SLIDING for window in info.windows]
-        # Versions before 4.53 know no types, and let the layers from this one on have the window.
-        first = kinds.index(SLIDING)
-        return {
-            "use_sliding_window": True,
-            "sliding_window": window,
-            "max_window_layers": first,
-            "layer_types": kinds,
-        }
-
     def biases(self, config: Any) -> dict[str, bool | None]:
         return {"bias": True, "out_bias": False}
 
-    def bias_problems(self, info: ModelInfo) -> list[str]:
-        problems = feed_bias_problems(info, self.title)
-        if info.attention.out.bias is not None:
+    def own_problems(self, info: ModelInfo) -> list[str]:
+        problems = []
+        if len(different := sorted({window for window in info.windows if window is not None})) > 1:
+            sizes = ", ".join(map(str, different))
+            problems.append(f"layers have different sliding windows ({sizes}); Qwen2 has one size")
+        problems += _feed_bias_problems(info, self.title)
+        if getattr(info.attention.out, "bias", None) is not None:
             problems.append("attention's output projection has a bias; Qwen2's has none")
         return problems
 
-    def bias_settings(self, info: ModelInfo) -> dict[str, Any]:
-        return {}
+    def own_settings(self, info: ModelInfo) -> dict[str, Any]:
+        kinds = [FULL if window is None else SLIDING for window in info.windows]
+        if SLIDING not in kinds:
+            return {"use_sliding_window": False}
+        # Versions before 4.53 know no types, and let the layers from this one on have the window.
+        first = kinds.index(SLIDING)
+        window = {"sliding_window": info.windows[first], "max_window_layers": first}
+        return {"use_sliding_window": True, **window, "layer_types": kinds}
 
     def settings(self, info: ModelInfo) -> dict[str, Any]:
         settings = super().settings(info)

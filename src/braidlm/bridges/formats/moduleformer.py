@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,13 +25,16 @@ from braidlm.model.feed.feeds import RoutedFeed
 
 ROUTERS = {"attention": "attn.q_proj.gate.w_gate", "feed": "mlpf.gate.w_gate"}
 """Our sublayers, and the matrices of their routers in IBM's code."""
-BANKS = {
-    "attention.queries.weight": "attn.q_proj.experts.weight",
-    "attention.out.weight": "attn.q_proj.output_experts.weight",
-    "feed.bank.up.weight": "mlpf.experts.weight",
-    "feed.bank.out.weight": "mlpf.output_experts.weight",
+LAYER = {
+    "attention_norm": "ln_1",
+    "feed_norm": "ln_2",
+    **{f"{part}.router.inner": f"{router}.0" for part, router in ROUTERS.items()},
+    "attention.queries": "attn.q_proj.experts",
+    "attention.out": "attn.q_proj.output_experts",
+    "feed.bank.up": "mlpf.experts",
+    "feed.bank.out": "mlpf.output_experts",
 }
-"""Stacks of matrices, [module, in, out] in both."""
+"""Parts of our layer and of theirs; the matrices of experts are [module, in, out] in both."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,6 @@ class ModuleFormerConfig:
         if self.att_hidden % self.n_head:
             raise BraidError(f"att_hidden ({self.att_hidden}) is not a multiple of n_head ({self.n_head})")
 
-    @property
-    def keys(self) -> str:
-        """Keys and values are the stream itself where attention is as wide as the model."""
-        return "stream" if self.att_hidden == self.n_embd else "shared"
-
     def router(self, top_k: int) -> dict[str, Any]:
         losses = {"mi": {"mutual_information": 1.0}, "switch": {"switch": 1.0, "z_loss": 0.1}}[self.aux_loss_type]
         return {
@@ -87,14 +86,13 @@ class ModuleFormerConfig:
         }
 
     def architecture(self) -> dict[str, Any]:
-        attention_experts = {"names": self.n_att_experts, "keys": self.keys, "router": self.router(self.k_att)}
-        if self.keys == "shared":
-            attention_experts["kv_bias"] = True
+        # Keys and values are the stream itself where attention is as wide as the model.
+        keys = {"keys": "stream"} if self.att_hidden == self.n_embd else {"keys": "shared", "kv_bias": True}
         attention = {
             "kind": "stick_breaking",
             "heads": self.n_head,
             "head_dim": self.att_hidden // self.n_head,
-            "experts": attention_experts,
+            "experts": {"names": self.n_att_experts, **keys, "router": self.router(self.k_att)},
         }
         feed = {
             "kind": "mlp",
@@ -109,11 +107,7 @@ class ModuleFormerConfig:
             "tie_embeddings": self.tie_word_embeddings,
             "dropout": {"embedding": self.embd_pdrop, "attention": self.attn_pdrop, "residual": self.resid_pdrop},
             "initialisation": {"kind": "moduleformer", "std": self.initializer_range},
-            "block": {
-                "norm": {"kind": "layer", "eps": self.layer_norm_epsilon},
-                "attention": attention,
-                "feed": feed,
-            },
+            "block": {"norm": {"kind": "layer", "eps": self.layer_norm_epsilon}, "attention": attention, "feed": feed},
             "stages": [{"block": {"layers": self.n_layer}}],
         }
 
@@ -136,9 +130,7 @@ class ModuleFormerBridge(ExportingBridge):
             name: token for name in TOKEN_IDS if (token := getattr(config, name)) is None or token < config.vocab_size
         }
         ours = BraidConfig(config.architecture(), vocab_size=config.vocab_size, **ids)
-        notes = []
-        if config.moe_pdrop:
-            notes.append("dropout inside routers (moe_pdrop) is left out; logits do not change")
+        notes = ["dropout inside routers (moe_pdrop) is left out; logits do not change"] if config.moe_pdrop else []
         return OpenedCheckpoint(checkpoint, ours, "the ModuleFormer that the configuration describes", notes)
 
     def _settings(self, path: Path, config_file: Path | None) -> tuple[dict[str, Any], Path]:
@@ -160,23 +152,17 @@ class ModuleFormerBridge(ExportingBridge):
         yield TensorMapping("model.embedding.weight", ("transformer.wte.weight",))
         for number, ours in enumerate(info.layers):
             theirs = f"transformer.h.{number}"
+            for kind, (our_name, their_name) in product(("weight", "bias"), LAYER.items()):
+                yield TensorMapping(f"{ours}.{our_name}.{kind}", (f"{theirs}.{their_name}.{kind}",))
             for kind in ("weight", "bias"):
-                yield TensorMapping(f"{ours}.attention_norm.{kind}", (f"{theirs}.ln_1.{kind}",))
-                yield TensorMapping(f"{ours}.feed_norm.{kind}", (f"{theirs}.ln_2.{kind}",))
-                for part, router in ROUTERS.items():
-                    yield TensorMapping(f"{ours}.{part}.router.inner.{kind}", (f"{theirs}.{router}.0.{kind}",))
                 parts = tuple(f"{theirs}.attn.{letter}_proj.{kind}" for letter in "kv")
                 size = info.attention.kv_heads * info.attention.head_dim
                 yield TensorMapping(f"{ours}.attention.keys_values.{kind}", parts, (size, size))
             for part, router in ROUTERS.items():
-                number_of_scores = 0 if f"{ours}.{part}.router.inner.weight" not in info.tensors else 3
-                yield TensorMapping(
-                    f"{ours}.{part}.router.scores.weight", (f"{theirs}.{router}.{number_of_scores}.weight",)
-                )
-            for our_name, their_name in BANKS.items():
-                yield TensorMapping(f"{ours}.{our_name}", (f"{theirs}.{their_name}",))
-        yield TensorMapping("model.norm.weight", ("transformer.ln_f.weight",))
-        yield TensorMapping("model.norm.bias", ("transformer.ln_f.bias",))
+                scores = 3 if f"{ours}.{part}.router.inner.weight" in info.tensors else 0
+                yield TensorMapping(f"{ours}.{part}.router.scores.weight", (f"{theirs}.{router}.{scores}.weight",))
+        for kind in ("weight", "bias"):
+            yield TensorMapping(f"model.norm.{kind}", (f"transformer.ln_f.{kind}",))
         yield TensorMapping("head.weight", ("lm_head.weight",))
 
     def export_problems(self, info: ModelInfo) -> list[str]:
@@ -192,8 +178,9 @@ class ModuleFormerBridge(ExportingBridge):
             for change in changes(_function(info.block_options(number)), _function(same.block_options(0)))
         ]
         for part in ("positions", "embedding", "head"):
-            kinds = [getattr(x, part).kind for x in (info.architecture, same.architecture)]
-            problems += [f"{part} is {kinds[0]}; {self.title} has {kinds[1]}"] if kinds[0] != kinds[1] else []
+            kind, needed = (getattr(x, part).kind for x in (info.architecture, same.architecture))
+            if kind != needed:
+                problems.append(f"{part} is {kind}; {self.title} has {needed}")
         return problems
 
     def settings(self, info: ModelInfo) -> dict[str, Any]:

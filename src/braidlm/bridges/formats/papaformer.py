@@ -1,4 +1,4 @@
-"""The structure of a PaPaformer checkpoint, from its tensors and, for what they do not show, its configuration."""
+"""A PaPaformer checkpoint: its structure shows in its tensors and, for what they do not show, in its configuration."""
 
 import re
 from collections.abc import Iterator
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from braidlm.bridges.bridge import Bridge, OpenedCheckpoint, TensorMapping, bridges, bullet_list
+from braidlm.bridges.bridge import Bridge, OpenedCheckpoint, TensorMapping, bridges
 from braidlm.bridges.checkpoint import Checkpoint, Shapes
 from braidlm.bridges.model_info import ModelInfo
+from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.reading import read_json
 from braidlm.model.config.braid_config import BraidConfig
@@ -18,6 +19,21 @@ from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
 from braidlm.model.paths.project import ProjectStage
 
 SHARED, V1, V2 = "shared_linear", "gumbel_v1", "gumbel_v2"
+CONTEXT = 256
+"""The paper's context; no file states it, and rotary positions have no limit."""
+WRAPPERS = r"^(module\.|_orig_mod\.)+"
+"""Prefixes that data parallel training and torch.compile add to every name."""
+BLOCK = {
+    "attention_norm.weight": ("norm_1.weight",),
+    "attention.qkv.weight": tuple(f"attention.{letter}.linear.weight" for letter in "QKV"),
+    "feed_norm.weight": ("norm_2.weight",),
+    "feed.gate_up.weight": ("feedforward.linear1.weight", "feedforward.linear2.weight"),
+    "feed.beta": ("feedforward.beta",),
+    "feed.out.weight": ("feedforward.linear3.weight",),
+}
+"""Tensors of our block and of theirs."""
+JOIN = {"linear": "Share.linear", "combine": "MoE.share_linear", "router": "MoE.router", "out": "out_linear.linear"}
+"""Matrices of our joins and of their connection blocks."""
 
 
 @dataclass(frozen=True)
@@ -29,27 +45,6 @@ class Parallel:
     width: int
     hidden: int
     join: str
-
-
-@dataclass(frozen=True)
-class Structure:
-    """The sizes of a model, all of which its tensors show."""
-
-    vocab_size: int
-    width: int
-    hidden: int
-    """Inner size of the feed-forward."""
-    blocks: int
-    """Blocks of the full width."""
-    parallel: Parallel | None
-
-    @property
-    def description(self) -> str:
-        """The model in words, for messages."""
-        if self.parallel is None:
-            return f"a path or dense model of {self.blocks} blocks of width {self.width}"
-        layers, paths = self.parallel.layers, self.parallel.paths
-        return f"a PaPaformer of {layers} parallel layers with {paths} paths, joined by {self.parallel.join}"
 
 
 @dataclass(frozen=True)
@@ -77,137 +72,133 @@ class PaPaformerConfig:
             raise BraidError("attention_output_projection is true; PaPaformer's attention has none")
 
 
-def read_structure(shapes: Shapes) -> Structure:
-    """The structure that a model's tensors show; whether all of them are there is not checked here."""
-    vocab_size, width = _matrix(shapes, "embeddings.weight")
-    hidden, _ = _matrix(shapes, "layers.0.block.feedforward.linear1.weight")
-    blocks = len(_numbers(shapes, r"layers\.(\d+)\.block\."))
-    return Structure(vocab_size, width, hidden, blocks, _read_parallel(shapes))
+class Structure:
+    """The sizes of a model, all of which its tensors show; whether all of them are there is checked by the import."""
 
+    def __init__(self, shapes: Shapes):
+        self.shapes = shapes
+        self.vocab_size, self.width = self._matrix("embeddings.weight")
+        self.hidden, _ = self._matrix("layers.0.block.feedforward.linear1.weight")
+        """Inner size of the feed-forward."""
+        self.blocks = self._count(r"layers\.(\d+)\.block\.")
+        """Blocks of the full width."""
+        self.parallel: Parallel | None = None
+        if layers := self._count(r"layers\.(\d+)\.blocks\."):
+            paths = self._count(r"layers\.\d+\.blocks\.(\d+)\.")
+            hidden, width = self._matrix("layers.1.blocks.0.feedforward.linear1.weight")
+            self.parallel = Parallel(layers, paths, width, hidden, self._join(paths, width))
 
-def _read_parallel(shapes: Shapes) -> Parallel | None:
-    layers = _numbers(shapes, r"layers\.(\d+)\.blocks\.")
-    if not layers:
-        return None
-    paths = len(_numbers(shapes, r"layers\.\d+\.blocks\.(\d+)\."))
-    hidden, width = _matrix(shapes, "layers.1.blocks.0.feedforward.linear1.weight")
-    return Parallel(len(layers), paths, width, hidden, _read_join(shapes, paths, width))
+    @property
+    def description(self) -> str:
+        """The model in words, for messages."""
+        if self.parallel is None:
+            return f"a path or dense model of {self.blocks} blocks of width {self.width}"
+        layers, paths = self.parallel.layers, self.parallel.paths
+        return f"a PaPaformer of {layers} parallel layers with {paths} paths, joined by {self.parallel.join}"
 
+    def _count(self, pattern: str) -> int:
+        return len({match[1] for name in self.shapes if (match := re.match(pattern, name))})
 
-def _read_join(shapes: Shapes, paths: int, width: int) -> str:
-    """Shared linear has one matrix; the two Gumbel joins differ in what their router reads."""
-    if not any(".MoE." in name for name in shapes):
-        return SHARED
-    choices, read = _matrix(shapes, "layers.1.MoE.router.weight")
-    if paths == 1:
-        raise BraidError("with one path the tensors do not tell which Gumbel join this is; Braid imports two or more")
-    kinds = {width: V1, paths * width: V2}
-    if read not in kinds:
-        raise BraidError(
-            f"layers.1.MoE.router.weight is {[choices, read]}: it reads neither the combination of the paths ({width} "
-            f"channels, Gumbel v1) nor all {paths} paths side by side ({paths * width}, Gumbel v2)"
-        )
-    return kinds[read]
+    def _matrix(self, name: str) -> tuple[int, int]:
+        """The two sizes of a matrix that every checkpoint must have."""
+        shape = self.shapes.get(name)
+        if shape is None:
+            some = ", ".join(list(self.shapes)[:5])
+            raise BraidError(f"this is not a PaPaformer checkpoint: it has no {name}; its tensors are {some}, ...")
+        if len(shape) != 2:
+            raise BraidError(f"this is not a PaPaformer checkpoint: {name} is {list(shape)}, not a matrix")
+        return shape[0], shape[1]
 
+    def _join(self, paths: int, width: int) -> str:
+        """Shared linear has one matrix; the two Gumbel joins differ in what their router reads."""
+        if not any(".MoE." in name for name in self.shapes):
+            return SHARED
+        choices, read = self._matrix("layers.1.MoE.router.weight")
+        if paths == 1:
+            what = "with one path the tensors do not tell which Gumbel join this is; Braid imports two or more"
+            raise BraidError(what)
+        kinds = {width: V1, paths * width: V2}
+        if read not in kinds:
+            raise BraidError(
+                f"layers.1.MoE.router.weight is {[choices, read]}: it reads neither the combination of the paths "
+                f"({width} channels, Gumbel v1) nor all {paths} paths side by side ({paths * width}, Gumbel v2)"
+            )
+        return kinds[read]
 
-def contradictions(config: PaPaformerConfig, structure: Structure) -> list[str]:
-    """Where a configuration contradicts the tensors."""
-    expected: dict[str, int | None] = {"vocab_size": structure.vocab_size}
-    parallel = structure.parallel
-    if parallel is not None:
-        expected |= {"dim": structure.width, "path_dim": parallel.width, "n_layers": None}
-        expected |= {"parallel_layers": parallel.layers, "paths": parallel.paths}
-    elif not is_path(config, structure):
-        expected |= {"dim": structure.width, "path_dim": structure.width, "parallel_layers": None, "paths": None}
-    if parallel is None:
-        expected["n_layers"] = structure.blocks
-    problems = []
-    for name, size in expected.items():
-        value = getattr(config, name)
-        if value is not None and value != size:
-            tensors = f"are those of {structure.description}" if size is None else f"say {size}"
-            problems.append(f"{name} is {value}, the tensors {tensors}")
-    problems += _feed_problems(config, structure.width, structure.hidden)
-    if parallel is not None:
-        problems += _feed_problems(config, parallel.width, parallel.hidden)
-    if config.pad_id is not None and not 0 <= config.pad_id < structure.vocab_size:
-        problems.append(f"pad_id is {config.pad_id}, the embedding has {structure.vocab_size} rows")
-    return problems
+    def is_path_of(self, config: PaPaformerConfig) -> bool:
+        """Whether the tensors are one path of the model that the configuration describes."""
+        return self.parallel is None and config.path_dim == self.width and config.dim != self.width
 
+    def contradictions(self, config: PaPaformerConfig) -> list[str]:
+        """Where a configuration contradicts the tensors."""
+        expected: dict[str, int | None] = {"vocab_size": self.vocab_size}
+        feeds = [(self.width, self.hidden)]
+        if (parallel := self.parallel) is not None:
+            expected |= {"dim": self.width, "path_dim": parallel.width, "n_layers": None}
+            expected |= {"parallel_layers": parallel.layers, "paths": parallel.paths}
+            feeds.append((parallel.width, parallel.hidden))
+        else:
+            if not self.is_path_of(config):
+                expected |= {"dim": self.width, "path_dim": self.width, "parallel_layers": None, "paths": None}
+            expected["n_layers"] = self.blocks
+        problems = []
+        for name, size in expected.items():
+            if (value := getattr(config, name)) not in (None, size):
+                tensors = f"are those of {self.description}" if size is None else f"say {size}"
+                problems.append(f"{name} is {value}, the tensors {tensors}")
+        factor = config.ffn_multiplier
+        for width, hidden in feeds:
+            if factor is not None and abs(factor * width - hidden) >= 1:  # a fraction is rounded down
+                inside = f"the tensors have {hidden} channels inside for a width of {width}"
+                problems.append(f"ffn_multiplier is {factor:g}, {inside}")
+        if config.pad_id is not None and not 0 <= config.pad_id < self.vocab_size:
+            problems.append(f"pad_id is {config.pad_id}, the embedding has {self.vocab_size} rows")
+        return problems
 
-def is_path(config: PaPaformerConfig, structure: Structure) -> bool:
-    """Whether the tensors are one path of the model that the configuration describes."""
-    return structure.parallel is None and config.path_dim == structure.width and config.dim != structure.width
+    def heads(self, config: PaPaformerConfig) -> list[int]:
+        """The number of heads of full blocks and, where there are parallel layers, of paths: no tensor shows it."""
+        if self.parallel is None:
+            widths = {self._heads_key(config): self.width}
+        else:
+            widths = {"n_heads": self.width, "path_heads": self.parallel.width}
+        heads = {name: getattr(config, name) for name in widths}
+        if missing := [name for name, number in heads.items() if number is None]:
+            example = ", ".join(f'"{name}": 4' for name in heads)
+            raise BraidError(
+                f"the tensors do not say how many heads attention has ({' and '.join(missing)})",
+                todo=f"Say it in a JSON file, `--config`: {{{example}}}. In the paper a head has 32 channels.",
+            )
+        for name, width in widths.items():
+            if width % (2 * heads[name]):
+                divided = f"a width of {width} does not divide into heads of an even size"
+                raise BraidError(f"{name} is {heads[name]}: {divided}")
+        return list(heads.values())
 
+    def _heads_key(self, config: PaPaformerConfig) -> str:
+        """The option that has the heads of a path or dense model: the one for its width, else the only one set."""
+        if self.is_path_of(config) or (config.n_heads is None and config.path_heads is not None):
+            return "path_heads"
+        widths_tell = config.dim is not None and config.dim != config.path_dim
+        if config.path_heads not in (None, config.n_heads) and not widths_tell:
+            raise BraidError("n_heads and path_heads differ, and no width says which of them is meant; give one")
+        return "n_heads"
 
-def read_heads(config: PaPaformerConfig, structure: Structure) -> list[int]:
-    """The number of heads of full blocks and, where there are parallel layers, of paths: no tensor shows it."""
-    if structure.parallel is None:
-        widths = {_heads_key(config, structure): structure.width}
-    else:
-        widths = {"n_heads": structure.width, "path_heads": structure.parallel.width}
-    heads = {name: getattr(config, name) for name in widths}
-    if missing := [name for name, number in heads.items() if number is None]:
-        example = ", ".join(f'"{name}": 4' for name in heads)
-        raise BraidError(
-            f"the tensors do not say how many heads attention has ({' and '.join(missing)})",
-            todo=f"Give a JSON file that says it with `--config`: {{{example}}}. In the paper a head has 32 channels.",
-        )
-    for name, width in widths.items():
-        if width % (2 * heads[name]):
-            raise BraidError(f"{name} is {heads[name]}: a width of {width} does not divide into heads of an even size")
-    return list(heads.values())
-
-
-def _heads_key(config: PaPaformerConfig, structure: Structure) -> str:
-    """The option that has the heads of a path or dense model: the one for its width, else the only one that is set."""
-    if is_path(config, structure):
-        return "path_heads"
-    if config.n_heads is None and config.path_heads is not None:
-        return "path_heads"
-    widths_tell = config.dim is not None and config.dim != config.path_dim
-    if config.path_heads not in (None, config.n_heads) and not widths_tell:
-        raise BraidError("n_heads and path_heads differ, and no width says which of them is meant; give one")
-    return "n_heads"
-
-
-def _feed_problems(config: PaPaformerConfig, width: int, hidden: int) -> list[str]:
-    factor = config.ffn_multiplier
-    if factor is None or abs(factor * width - hidden) < 1:  # a fraction is rounded down
-        return []
-    return [f"ffn_multiplier is {factor:g}, the tensors have {hidden} channels inside for a width of {width}"]
-
-
-def _numbers(shapes: Shapes, pattern: str) -> set[int]:
-    return {int(match[1]) for name in shapes if (match := re.match(pattern, name))}
-
-
-def _matrix(shapes: Shapes, name: str) -> tuple[int, int]:
-    """The two sizes of a matrix that every checkpoint must have."""
-    shape = shapes.get(name)
-    if shape is None:
-        some = ", ".join(list(shapes)[:5])
-        raise BraidError(f"this is not a PaPaformer checkpoint: it has no {name}; its tensors are {some}, ...")
-    if len(shape) != 2:
-        raise BraidError(f"this is not a PaPaformer checkpoint: {name} is {list(shape)}, not a matrix")
-    return shape[0], shape[1]
-
-
-CONTEXT = 256
-"""The paper's context; no file states it, and rotary positions have no limit."""
-WRAPPERS = r"^(module\.|_orig_mod\.)+"
-"""Prefixes that data parallel training and torch.compile add to every name."""
-BLOCK = {
-    "attention_norm.weight": ("norm_1.weight",),
-    "attention.qkv.weight": tuple(f"attention.{letter}.linear.weight" for letter in "QKV"),
-    "feed_norm.weight": ("norm_2.weight",),
-    "feed.gate_up.weight": ("feedforward.linear1.weight", "feedforward.linear2.weight"),
-    "feed.beta": ("feedforward.beta",),
-    "feed.out.weight": ("feedforward.linear3.weight",),
-}
-"""Tensors of our block and of theirs."""
-JOIN = {"linear": "Share.linear", "combine": "MoE.share_linear", "router": "MoE.router", "out": "out_linear.linear"}
-"""Matrices of our joins and of their connection blocks."""
+    def stages(self, heads: list[int]) -> list[Any]:
+        """Our stages for the model."""
+        if (parallel := self.parallel) is None:
+            return [{"block": {"layers": self.blocks}}]
+        options = {
+            "layers": parallel.layers,
+            "paths": parallel.paths,
+            "attention": {"heads": heads[1]},
+            "feed": {"hidden": parallel.hidden},
+            "join": parallel.join,
+            "to": self.width,
+        }
+        # Their Gumbel models end in a matrix even where no width changes; our joins do not: it is a stage of its own.
+        extra = parallel.join != SHARED and parallel.width == self.width
+        grow = [{"project": {"to": self.width}}] if extra else []
+        return ["block", {"project": {"to": parallel.width}}, {"parallel": options}, *grow, "block"]
 
 
 @bridges.register("papaformer")
@@ -222,18 +213,30 @@ class PaPaformerBridge(Bridge):
         checkpoint = Checkpoint(path)
         checkpoint.rename(lambda name: re.sub(WRAPPERS, "", name))
         where = str(config_file or path)
-        config = _read_config(config_file)
+        with errors_at(where):
+            config: PaPaformerConfig = decode(PaPaformerConfig, read_json(config_file) if config_file else {})
         with errors_at(str(path)):
-            structure = read_structure(checkpoint.shapes)
-        if problems := contradictions(config, structure):
+            structure = Structure(checkpoint.shapes)
+        if problems := structure.contradictions(config):
             raise BraidError(
                 f"this configuration contradicts the tensors of {path.name}:{bullet_list(problems)}",
                 where,
                 "Weights and configuration must come from the same model.",
             )
         with errors_at(where):
-            heads = read_heads(config, structure)
-        architecture = _architecture(config, structure, heads)
+            heads = structure.heads(config)
+        architecture = {
+            "width": structure.width,
+            "context": CONTEXT,
+            "positions": {"kind": "rope", "theta": config.rope_theta, "pairs": "interleaved"},
+            "tie_embeddings": False,
+            "block": {
+                "norm": {"kind": "rms", "eps": config.rms_eps},
+                "attention": {"kind": "softmax", "heads": heads[0], "out_projection": False},
+                "feed": {"kind": "swiglu", "hidden": structure.hidden, "learned_beta": True},
+            },
+            "stages": structure.stages(heads),
+        }
         ours = BraidConfig(architecture, vocab_size=structure.vocab_size, pad_token_id=config.pad_id)
         notes = [f"the files do not say how long texts may be; {CONTEXT} tokens, the paper's length, are written"]
         return OpenedCheckpoint(checkpoint, ours, structure.description, notes)
@@ -256,52 +259,6 @@ class PaPaformerBridge(Bridge):
                 number += 1
         yield TensorMapping("model.norm.weight", ("norm.weight",))
         yield TensorMapping("head.weight", ("Linear.linear.weight",))
-
-
-def _read_config(config_file: Path | None) -> PaPaformerConfig:
-    if config_file is None:
-        return PaPaformerConfig()
-    try:
-        return decode(PaPaformerConfig, read_json(config_file))
-    except BraidError as error:
-        raise error if error.where else BraidError(error.what, str(config_file)) from error
-
-
-def _architecture(config: PaPaformerConfig, structure: Structure, heads: list[int]) -> dict[str, Any]:
-    stages: list[Any] = [{"block": {"layers": structure.blocks}}]
-    if structure.parallel is not None:
-        stages = [
-            "block",
-            {"project": {"to": structure.parallel.width}},
-            *_parallel_stages(structure, structure.parallel, heads[1]),
-        ]
-        stages += ["block"]
-    return {
-        "width": structure.width,
-        "context": CONTEXT,
-        "positions": {"kind": "rope", "theta": config.rope_theta, "pairs": "interleaved"},
-        "tie_embeddings": False,
-        "block": {
-            "norm": {"kind": "rms", "eps": config.rms_eps},
-            "attention": {"kind": "softmax", "heads": heads[0], "out_projection": False},
-            "feed": {"kind": "swiglu", "hidden": structure.hidden, "learned_beta": True},
-        },
-        "stages": stages,
-    }
-
-
-def _parallel_stages(structure: Structure, parallel: Parallel, heads: int) -> list[Any]:
-    options = {
-        "layers": parallel.layers,
-        "paths": parallel.paths,
-        "attention": {"heads": heads},
-        "feed": {"hidden": parallel.hidden},
-        "join": parallel.join,
-        "to": structure.width,
-    }
-    # Their Gumbel models end in a matrix even where no width changes; our joins do not, so it is a stage of its own.
-    extra = parallel.join != SHARED and parallel.width == structure.width
-    return [{"parallel": options}, *([{"project": {"to": structure.width}}] if extra else [])]
 
 
 def _parallel_mappings(layer: ParallelLayer, ours: str, theirs: str) -> Iterator[TensorMapping]:

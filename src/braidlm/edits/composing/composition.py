@@ -1,6 +1,6 @@
 """Composing models: the plan, shown before anything is computed, and the origin of every tensor of the result."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.edits.account import Account, Derived, Fresh, Part, columns, parts_of, targets
 from braidlm.edits.composing.layout import Layout, lay_out
-from braidlm.edits.composing.path_models import PathModel, PathShape, Section, aligned_sections
+from braidlm.edits.composing.path_models import PathModel, aligned_sections
 from braidlm.inspection.layers import routing_modules
 from braidlm.model.attention.experts import MemberAttentionExperts
 from braidlm.model.config.braid_config import BraidConfig
@@ -53,16 +53,11 @@ class Composition:
         start: str,
     ) -> "Composition":
         """Lay the model out, build it on the meta device and account for its tensors."""
-        layout = lay_out(paths, join, layers, blocks)
-        first = paths[0].plain.config
-        special = {name: getattr(first, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        config = BraidConfig(layout.architecture, vocab_size=first.vocab_size, frozen=list(frozen), **special)
+        layout, first = lay_out(paths, join, layers, blocks), paths[0].plain
+        vocab_size = first.config.vocab_size
+        config = BraidConfig(layout.architecture, vocab_size=vocab_size, frozen=list(frozen), **first.token_ids)
         model = skeleton(config)
         return cls(paths, join, layout, model, account_for(model, paths), start)
-
-    @property
-    def config(self) -> BraidConfig:
-        return self.model.config
 
     @property
     def shows_routes(self) -> bool:
@@ -73,195 +68,160 @@ class Composition:
             for one in routing_modules(self.model)
         )
 
-    def lines(self) -> tuple[str, list[str], list[str]]:
-        """The title of the plan, its details and its notes."""
-        names = " + ".join(path.name for path in self.paths)
-        stages = ", ".join(_stage(choice) for choice in self.config.decoded.stages)
-        title = f"Compose {names}: width {self.config.hidden_size}, join {self.join.kind}"
-        sizes = [f"  {what:<12} {text}" for what, text in self._sizes()]
-        return title, [f"  stages: {stages}", *self._alignment(), *sizes], self._notes()
-
+    @property
     def fresh_parts(self) -> list[str]:
         """The kinds of part that are newly initialised."""
         return list(dict.fromkeys(origin.kind for origin in self.account.fresh.values()))
 
+    def lines(self) -> tuple[str, list[str], list[str]]:
+        """The title of the plan, its details and its notes."""
+        config, stages = self.model.config, []
+        for choice in config.decoded.stages:  # `block x 2` or `project to 64`
+            layers, to = getattr(choice.options, "layers", None), getattr(choice.options, "to", None)
+            stages.append(" ".join(filter(None, (choice.kind, layers and f"x {layers}", to and f"to {to}"))))
+        names = " + ".join(path.name for path in self.paths)
+        title = f"Compose {names}: width {config.hidden_size}, join {self.join.kind}"
+        parameters = dict(self.model.named_parameters())
+        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        count = sum(parameter.numel() for parameter in trained.values())
+        facts = model_facts(self.model)
+        weights = facts["memory"]["weights_float32"]
+        memory, training = (f"{amount / 1e6:,.1f} MB" for amount in (weights, weights + TRAINED_BYTES * count))
+        details = [
+            f"  stages: {', '.join(stages)}",
+            *self._alignment(),
+            f"  parameters   {facts['parameters']:,}, {facts['active_parameters']:,} active for a token",
+            f"  trained      {count:,} ({count / facts['parameters']:.0%})",
+            f"  memory       weights {memory}, in training with AdamW {training} (float32, activations on top)",
+        ]
+        frozen = {
+            origin.kind: None for name, origin in self.account.fresh.items() if name in {*parameters} - {*trained}
+        }
+        return title, details, self._notes(list(frozen), bool(count))
+
     def _alignment(self) -> list[str]:
         """Which of each path's blocks, counted from 0, are in which layer."""
-        heads = [f"{path.name} (width {path.width}, {path.depth} blocks)" for path in self.paths]
-        rows: list[list[str]] = []
+        rows = [["blocks in", *(f"{path.name} (width {path.width}, {path.depth} blocks)" for path in self.paths)]]
         before = [0] * len(self.paths)
         stages = [stage for stage in self.model.model.stages if isinstance(stage, ParallelStage)]
         for stage, sections in zip(stages, aligned_sections(self.paths), strict=True):
             depths = [len(section.blocks) for section in sections]
             for layer in range(len(stage.layers)):
-                inside = [blocks_in_layer(depth, len(stage.layers), layer) for depth in depths]
-                blocks = [range(first + own.start, first + own.stop) for first, own in zip(before, inside, strict=True)]
-                rows.append([f"layer {len(rows)}", *map(_numbers, blocks)])
+                cells = [f"layer {len(rows) - 1}"]
+                for first, depth in zip(before, depths, strict=True):
+                    blocks = (str(first + block) for block in blocks_in_layer(depth, len(stage.layers), layer))
+                    cells.append(", ".join(blocks) or "none: passes on what it reads")
+                rows.append(cells)
             before = [first + depth for first, depth in zip(before, depths, strict=True)]
-        return columns([["blocks in", *heads], *rows])
+        return columns(rows)
 
-    def _sizes(self) -> list[tuple[str, str]]:
-        facts = model_facts(self.model)
-        memory, trained = facts["memory"], self.trained
-        return [
-            ("parameters", f"{facts['parameters']:,}, {facts['active_parameters']:,} active for a token"),
-            ("trained", f"{trained:,} ({trained / facts['parameters']:.0%})"),
-            (
-                "memory",
-                f"weights {_megabytes(memory['weights_float32'])}, in training with AdamW "
-                f"{_megabytes(memory['weights_float32'] + TRAINED_BYTES * trained)} (float32, activations on top)",
-            ),
-        ]
-
-    @property
-    def trained(self) -> int:
-        """How many parameters training will change."""
-        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-
-    def _frozen(self) -> set[str]:
-        """The tensors that training will not change."""
-        return {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
-
-    def _stacking_note(self) -> str:
+    def _notes(self, frozen: list[str], trains: bool) -> list[str]:
+        """`frozen` are the kinds of fresh parts that training leaves; without `trains` it leaves all."""
         layers = [module for module in self.model.modules() if isinstance(module, ParallelLayer)]
         if all(layer.stack is not None for layer in layers):
-            return "the paths have one shape and are computed as one stacked product"
-        first = _shape(self.paths[0])
-        differing = [key for key in first if any(_shape(path)[key] != first[key] for path in self.paths)]
-        because = f"they differ in {', '.join(differing)}" if differing else "a part of theirs cannot be stacked"
-        return f"the paths are computed one by one, which is slower: {because}"
-
-    def _notes(self) -> list[str]:
-        notes = [*self.layout.notes, self._stacking_note()]
-        if kinds := [kind for kind in self.fresh_parts() if kind in ("projections", "joins")]:
+            stacking = "the paths have one shape and are computed as one stacked product"
+        else:
+            first, *shapes = map(_shape, self.paths)
+            differing = ", ".join(key for key in first if any(shape[key] != first[key] for shape in shapes))
+            because = f"they differ in {differing}" if differing else "a part of theirs cannot be stacked"
+            stacking = f"the paths are computed one by one, which is slower: {because}"
+        notes = [*self.layout.notes, stacking]
+        if kinds := [kind for kind in self.fresh_parts if kind in ("projections", "joins")]:
             notes.append(f"{' and '.join(kinds)} begin {STARTS[self.start]}")
-        notes += [f"'{path.name}': {note}" for path in self.paths for note in path.source.notes]
-        first, *others = ((path.name, path.source.tokenizer.identity()["roles"]) for path in self.paths)
-        differing = [name for name, roles in others if roles != first[1]]
-        if differing:
-            notes.append(f"special tokens have other roles in {', '.join(differing)}; those of '{first[0]}' count")
-        if self.config.frozen:
-            fresh = dict.fromkeys(o.kind for name, o in self.account.fresh.items() if name in self._frozen())
-            also = f" (so also the fresh {', '.join(fresh)})" if fresh else ""
-            nothing = "" if self.trained else "; nothing is left to train"
-            notes.append(f"training will leave as they are: {', '.join(self.config.frozen)}{also}{nothing}")
+        sources = {path.name: path.source for path in self.paths if path.source is not None}
+        notes += [f"'{name}': {note}" for name, source in sources.items() for note in source.notes]
+        roles = {name: source.tokenizer.identity()["roles"] for name, source in sources.items()}
+        counting = self.paths[0].name
+        if differing := ", ".join(name for name, own in roles.items() if own != roles[counting]):
+            notes.append(f"special tokens have other roles in {differing}; those of '{counting}' count")
+        if parts := self.model.config.frozen:
+            also = f" (so also the fresh {', '.join(frozen)})" if frozen else ""
+            nothing = "" if trains else "; nothing is left to train"
+            notes.append(f"training will leave as they are: {', '.join(parts)}{also}{nothing}")
         return notes
 
 
 def _shape(path: PathModel) -> dict[str, Any]:
-    shape: dict[str, Any] = {"width": path.width, "depth": path.depth}
-    for part in path.sections[0].options:
-        shape[part] = [section.options[part] for section in path.sections]
-    return shape
-
-
-def _stage(choice: Choice) -> str:
-    """`block x 2` or `project to 64`."""
-    layers, to = getattr(choice.options, "layers", None), getattr(choice.options, "to", None)
-    return " ".join(filter(None, (choice.kind, layers and f"x {layers}", to and f"to {to}")))
-
-
-def _numbers(blocks: range) -> str:
-    return ", ".join(map(str, blocks)) or "none: passes on what it reads"
-
-
-def _megabytes(amount: int) -> str:
-    return f"{amount / 1e6:,.1f} MB"
+    options = [section.options for section in path.sections]
+    return {"width": path.width, "depth": path.depth} | {part: [own[part] for own in options] for part in options[0]}
 
 
 POSITIONS = "model.positions.weight"
 FINAL_NORM = "model.norm"
-NORM_UNUSED = "the path's norm before its own head; the composed stream has a fresh one"
 AVERAGED_HEAD = {"weight": "side by side", "bias": "stacked"}
 """How the head of an average is made of linear heads."""
-MIXTURE = "head.mixture"
 
 
-def account_for(model: BraidForCausalLM, paths: Sequence[PathShape]) -> Account:
+def account_for(model: BraidForCausalLM, paths: Sequence[PathModel]) -> Account:
     """The account of composing `paths` into `model`, which may be on the meta device."""
-    tensors, names = targets(model), [path.name for path in paths]
-    account = Account()
+    tensors, account = targets(model), Account()
+    origins = account.origins
     for address in ("model.embedding", "head"):
         end = model.get_submodule(address)
         assert isinstance(end, ModelEnd)
-        composed = AVERAGED_HEAD if isinstance(end, AverageHead) else end.composed
-        own = {f"{address}.{name}": operation for name, operation in composed.items()}
-        account.origins |= {name: _end(name, operation, paths) for name, operation in own.items() if name in tensors}
+        for own, operation in (AVERAGED_HEAD if isinstance(end, AverageHead) else end.composed).items():
+            if (name := f"{address}.{own}") in tensors:
+                # A tied head is the embedding's.
+                saved = {path.name: path.plain.saved(name) for path in paths}
+                having = [path.name for path in paths if saved[path.name] in path.plain.tensors]
+                origins[name] = Derived(parts_of(having, [saved[path] for path in having]), operation)
     if POSITIONS in tensors:
         max_context = max(path.architecture.context for path in paths)
         rows = len(tensors[POSITIONS]) if max_context > len(tensors[POSITIONS]) else None
-        account.origins[POSITIONS] = Derived(parts_of(names, [POSITIONS] * len(paths)), "side by side", rows)
+        parts = parts_of([path.name for path in paths], [POSITIONS] * len(paths))
+        origins[POSITIONS] = Derived(parts, "side by side", rows)
     sections = iter(aligned_sections(paths))
-    for address, stage in model.model.stages.named_children():
-        here = next(sections) if isinstance(stage, ParallelStage) else []
-        for name, origin in _stage_origins(f"model.stages.{address}", stage, paths, here):
-            account.origins[name] = origin
+    for number, stage in enumerate(model.model.stages):
+        address = f"model.stages.{number}"
+        if isinstance(stage, ParallelStage):
+            blocks = [section.blocks for section in next(sections)]
+            for index, layer in enumerate(stage.layers):
+                assert isinstance(layer, ParallelLayer)
+                inside = [[own[i] for i in blocks_in_layer(len(own), len(stage.layers), index)] for own in blocks]
+                origins |= _layer_origins(f"{address}.layers.{index}", layer, paths, inside)
+        elif isinstance(stage, (BlockStage, ProjectStage)):
+            origins |= _fresh(stage, "full-width blocks" if isinstance(stage, BlockStage) else "projections", address)
     for path in paths:
-        own_norm = [name for name in path.plain.tensors if name.startswith(f"{FINAL_NORM}.")]
-        if isinstance(model.model.norm, PerPathNorm):
-            inside = f"{FINAL_NORM}.paths.{path.name}"
-            derived = {inside + name.removeprefix(FINAL_NORM): Derived((Part(path.name, name),)) for name in own_norm}
-            account.origins |= derived
-        else:
-            account.left_out |= {Part(path.name, name): NORM_UNUSED for name in own_norm}
+        for name in [name for name in path.plain.tensors if name.startswith(f"{FINAL_NORM}.")]:
+            part = Part(path.name, name)
+            if isinstance(model.model.norm, PerPathNorm):
+                origins[f"{FINAL_NORM}.paths.{path.name}{name.removeprefix(FINAL_NORM)}"] = Derived((part,))
+            else:
+                account.left_out[part] = "the path's norm before its own head; the composed stream has a fresh one"
     if not isinstance(model.model.norm, PerPathNorm):
-        norm = [f"{FINAL_NORM}.{name}" for name in model.model.norm.state_dict()]
-        account.origins |= dict.fromkeys(norm, Fresh("final norm", FINAL_NORM))
+        origins |= _fresh(model.model.norm, "final norm", FINAL_NORM)
     if isinstance(model.head, MixtureHead):
-        shares = [f"{MIXTURE}.{name}" for name in model.head.mixture.state_dict()]
-        account.origins |= dict.fromkeys(shares, Fresh("mixture", MIXTURE))
+        origins |= _fresh(model.head.mixture, "mixture", "head.mixture")
     account.check(tensors, {path.name: path.plain.tensors for path in paths})
-    account.origins = {name: account.origins[name] for name in tensors}  # in the model's own order
+    account.origins = {name: origins[name] for name in tensors}  # in the model's own order
     return account
 
 
-def _end(name: str, operation: str, paths: Sequence[PathShape]) -> Derived:
-    """A tensor of the embedding or the head, from those of the paths that have it; a tied head's is the embedding's."""
-    own = {path.name: path.saved(name) for path in paths}
-    own = {path.name: own[path.name] for path in paths if own[path.name] in path.plain.tensors}
-    return Derived(parts_of(list(own), list(own.values())), operation)
-
-
-def _stage_origins(
-    address: str, stage: nn.Module, paths: Sequence[PathShape], sections: Sequence[Section]
-) -> Iterator[tuple[str, Derived | Fresh]]:
-    """The origins of a stage's tensors; those of a parallel stage come from these sections of the paths."""
-    if isinstance(stage, ParallelStage):
-        for index, layer in enumerate(stage.layers):
-            assert isinstance(layer, ParallelLayer)
-            here = {}
-            for path, section in zip(paths, sections, strict=True):
-                inside = blocks_in_layer(len(section.blocks), len(stage.layers), index)
-                here[path.name] = [section.blocks[i] for i in inside]
-            yield from _layer_origins(f"{address}.layers.{index}", layer, paths, here)
-    elif isinstance(stage, (BlockStage, ProjectStage)):
-        kind = "full-width blocks" if isinstance(stage, BlockStage) else "projections"
-        yield from ((f"{address}.{name}", Fresh(kind, address)) for name in stage.state_dict())
+def _fresh(module: nn.Module, kind: str, address: str) -> dict[str, Derived | Fresh]:
+    """The tensors of a part that is newly initialised."""
+    return {f"{address}.{name}": Fresh(kind, address) for name in module.state_dict()}
 
 
 def _layer_origins(
-    address: str, layer: ParallelLayer, paths: Sequence[PathShape], here: dict[str, list[str]]
-) -> Iterator[tuple[str, Derived | Fresh]]:
-    """The tensors of the paths' blocks `here`, in this layer, of its projections and of its join."""
-    if layer.stack is not None:
-        for number, block in enumerate(layer.stack):
+    address: str, layer: ParallelLayer, paths: Sequence[PathModel], inside: Sequence[Sequence[str]]
+) -> dict[str, Derived | Fresh]:
+    """The tensors of the blocks of each path that are `inside` this layer, of its projections and of its join."""
+    origins: dict[str, Derived | Fresh] = {}
+    for number, block in enumerate(layer.stack or ()):
+        for name in block.state_dict():
+            member, own, operation = in_stack(block, name)
+            owners = [(path, here) for path, here in zip(paths, inside, strict=True) if member in (None, path.name)]
+            parts = tuple(Part(path.name, path.plain.saved(f"{here[number]}.{own}")) for path, here in owners)
+            origins[f"{address}.stack.{number}.{name}"] = Derived(parts, operation)
+    for path, here in zip(paths, inside, strict=True) if layer.paths is not None else ():
+        for number, block in enumerate(layer.blocks(path.name)):
             for name in block.state_dict():
-                member, own, operation = in_stack(block, name)
-                owners = [path for path in paths if member in (None, path.name)]
-                saved = [path.saved(f"{here[path.name][number]}.{own}") for path in owners]
-                parts = parts_of([path.name for path in owners], saved)
-                yield f"{address}.stack.{number}.{name}", Derived(parts, operation)
-    if layer.paths is not None:
-        for path in paths:
-            for number, block in enumerate(layer.blocks(path.name)):
-                for name in block.state_dict():
-                    part = Part(path.name, path.saved(f"{here[path.name][number]}.{name}"))
-                    yield f"{address}.paths.{path.name}.{number}.{name}", Derived((part,))
+                part = Part(path.name, path.plain.saved(f"{here[number]}.{name}"))
+                origins[f"{address}.paths.{path.name}.{number}.{name}"] = Derived((part,))
     for own, kind in (("enter", "projections"), ("join", "joins")):
-        module = getattr(layer, own)
-        if module is not None:
-            fresh = Fresh(kind, f"{address}.{own}")
-            yield from ((f"{fresh.module}.{name}", fresh) for name in module.state_dict())
+        if (module := getattr(layer, own)) is not None:
+            origins |= _fresh(module, kind, f"{address}.{own}")
+    return origins
 
 
 def in_stack(block: Any, name: str) -> tuple[str | None, str, str]:
@@ -299,28 +259,24 @@ def initialise_as_mean(model: nn.Module) -> None:
     layers = [module for module in model.modules() if isinstance(module, ParallelLayer)]
     widths = layers[0].widths
     for module in model.modules():
-        if isinstance(module, (ProjectStage, SharedLinear)) and module.linear is not None:
-            _pass_on(module.linear, widths)
+        passing: list[Any] = []
+        if isinstance(module, (ProjectStage, SharedLinear)):
+            passing.append(module.linear)
         elif isinstance(module, GumbelJoin):
-            _pass_on(module.combine, widths)
-        if isinstance(module, SameWidthJoin) and module.out is not None:
-            _pass_on(module.out, widths)
+            passing.append(module.combine)
+        if isinstance(module, SameWidthJoin):
+            passing.append(module.out)
+        for linear in passing:
+            if linear is not None:
+                linear.weight.copy_(_passing(linear.out_features, linear.in_features, widths))
     for layer in layers:
         own = dict(zip(layer.names, torch.eye(sum(widths)).split(widths), strict=True))
-        for name, linear in layer.enter.items() if isinstance(layer.enter, nn.ModuleDict) else ():
-            _set(linear, own[name])
-        join = layer.join
-        for name, linear in join.leave.items() if isinstance(join, SameWidthJoin) else ():
-            _set(linear, own[name].t())
-
-
-def _pass_on(linear: nn.Linear, widths: Sequence[int]) -> None:
-    _set(linear, _passing(linear.out_features, linear.in_features, widths))
-
-
-def _set(linear: nn.Module, matrix: Tensor) -> None:
-    assert isinstance(linear, nn.Linear)
-    linear.weight.copy_(matrix)
+        enter: Any = layer.enter if isinstance(layer.enter, nn.ModuleDict) else {}
+        leave: Any = layer.join.leave if isinstance(layer.join, SameWidthJoin) else {}
+        for name, linear in enter.items():
+            linear.weight.copy_(own[name])
+        for name, linear in leave.items():
+            linear.weight.copy_(own[name].t())
 
 
 def _passing(rows: int, columns: int, widths: Sequence[int]) -> Tensor:

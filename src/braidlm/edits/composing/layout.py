@@ -7,7 +7,7 @@ from typing import Any
 from braidlm.core.errors import BraidError
 from braidlm.edits.composing.path_models import (
     APART,
-    PathShape,
+    PathModel,
     Section,
     aligned_sections,
     averaged_ends,
@@ -31,7 +31,7 @@ class Layout:
     """How choices were made that the models and options left open."""
 
 
-def lay_out(paths: Sequence[PathShape], join: Choice, layers: int | None, blocks: int) -> Layout:
+def lay_out(paths: Sequence[PathModel], join: Choice, layers: int | None, blocks: int) -> Layout:
     """Full-width blocks, the paths in parallel layers between them, and projections between their widths.
 
     Models that are averaged have the paths alone, and a norm and a head for each.
@@ -49,38 +49,51 @@ def lay_out(paths: Sequence[PathShape], join: Choice, layers: int | None, blocks
         full_width = [{"block": {**options, "layers": blocks}}]
         notes.append(f"full-width blocks are like those of '{widest.name}': {note}")
     inner: list[dict[str, Any]] = []
+    depth = 0
     for sections in aligned_sections(paths):
-        depth = min(len(section.blocks) for section in sections) if layers is None else layers
-        stages, inner_notes = _parallel(paths, sections, join, depth, width)
+        here = min(len(section.blocks) for section in sections) if layers is None else layers
+        stages, inner_notes = _parallel(paths, sections, join, here, width)
         inner += stages
+        depth += here
     whole, parts = widest.architecture, [path.architecture for path in paths]
+    contexts = {path.name: path.architecture.context for path in paths}
+    context = min(contexts.values())
+    tied = [path.name for path in paths if path.architecture.tie_embeddings]
     architecture = {
         "width": width,
-        "context": min(part.context for part in parts),
+        "context": context,
         "positions": encode(whole.positions),
         "norm": encode(whole.norm),
         "embedding": encode(composed_end(embeddings, [part.embedding for part in parts])),
         "head": encode(composed_end(heads, [part.head for part in parts])),
-        "tie_embeddings": all(part.tie_embeddings for part in parts),
+        "tie_embeddings": len(tied) == len(paths),
         "dropout": encode(whole.dropout),
         "initialisation": encode(whole.initialisation),
         "stages": [*full_width, *inner, *full_width],
     }
-    depth = sum(stage["parallel"]["layers"] for stage in inner if "parallel" in stage)
-    return Layout(architecture, depth, notes + inner_notes + _notes(paths, architecture))
+    notes += inner_notes
+    if len(set(contexts.values())) > 1:
+        each = ", ".join(f"'{name}' has {own}" for name, own in contexts.items())
+        notes.append(f"the shorter context counts, {context} tokens: {each}")
+    if sharing := ", ".join(path.name for path in paths if path.plain.copied_weights()):
+        notes.append(f"layers of {sharing} share weights; here each has a copy of its own")
+    if 0 < len(tied) < len(paths):
+        notes.append(f"the head is not tied, since not every path's is; of {', '.join(tied)} it takes the embedding")
+    return Layout(architecture, depth, notes)
 
 
 def _parallel(
-    paths: Sequence[PathShape], sections: Sequence[Section], join: Choice, layers: int, width: int
+    paths: Sequence[PathModel], sections: Sequence[Section], join: Choice, layers: int, width: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The parallel stage of a section of each path, and the projections before and after it.
 
     Paths of one width read a stream of that width; otherwise, and where each reads its own part, it keeps its width.
     """
+    experts = [section.options[part].get("experts") for section in sections for part in PARTS]
     stage: dict[str, Any] = {
         "layers": layers,
         "join": encode(join),
-        "stacked": "with_experts" if any(map(_has_experts, sections)) else True,
+        "stacked": True if experts == [None] * len(experts) else "with_experts",
         "paths": [
             {"name": path.name, "width": path.width, "depth": len(section.blocks), **section.options}
             for path, section in zip(paths, sections, strict=True)
@@ -99,65 +112,39 @@ def _parallel(
     return [project, {"parallel": {**stage, "to": width}}], []
 
 
-def _has_experts(section: Section) -> bool:
-    return any(section.options[part].get("experts") is not None for part in PARTS)  # dropout has a rate of that name
-
-
-def full_width_block(path: PathShape, width: int) -> tuple[dict[str, Any], str]:
+def full_width_block(path: PathModel, width: int) -> tuple[dict[str, Any], str]:
     """A path's block at another width, with more heads of the same size; and a description of it."""
-    options = {key: dict(value) for key, value in path.options.items()}
+    (section,) = path.sections
+    options = {key: dict(value) for key, value in section.options.items()}
     attention, feed = options["attention"], options["feed"]
     remarks = []
     if "heads" in attention and "head_dim" in attention:
-        rotary = path.architecture.positions.kind == "rope"
-        heads, size = _heads(attention, path.width, width, even=rotary)
+        before, size = attention["heads"], attention["head_dim"]
+        heads = max(1, round(before * width / path.width))
+        if not attention.get("out_projection", True):  # the sizes of the heads must add up to the width
+            even = path.architecture.positions.kind == "rope"
+            sizes = [each for each in _divisors(width) if not (even and each % 2)]
+            if not sizes:
+                raise BraidError(
+                    f"a width of {width} does not divide into heads of an even size, which rotary positions need",
+                    todo="Compose without full-width blocks: `--blocks 0`.",
+                )
+            size = min(sizes, key=lambda each: (abs(each - attention["head_dim"]), -each))
+            heads = width // size
+        remarks.append(f"{heads} heads of {size}")
         if size != attention["head_dim"]:
             remarks.append(f"{width} does not divide into heads of {attention['head_dim']}, so they are of {size}")
-        elif heads * path.width != attention["heads"] * width:
-            remarks.append(f"which is nearest to {attention['heads'] * width / path.width:.1f}")
+        elif heads * path.width != before * width:
+            remarks.append(f"which is nearest to {before * width / path.width:.1f}")
         if attention.get("kv_heads") is not None:
-            shared = attention["heads"] // attention["kv_heads"]
+            shared = before // attention["kv_heads"]
             attention["kv_heads"] = min(_divisors(heads), key=lambda kv: (abs(kv - heads / shared), -kv))
         attention |= {"heads": heads, "head_dim": size}
-        remarks.insert(0, f"{heads} heads of {size}")
     if feed.get("hidden") is not None:
         feed["hidden"] = max(1, round(feed["hidden"] * width / path.width))
         remarks.append(f"inner size {feed['hidden']}")
     return options, ", ".join(remarks) or "with the same options"
 
 
-def _heads(attention: dict[str, Any], before: int, width: int, even: bool) -> tuple[int, int]:
-    """The number of heads, scaled with the width, and their size.
-
-    Without an output projection the sizes of the heads must add up to the width.
-    """
-    size = attention["head_dim"]
-    if attention.get("out_projection", True):
-        return max(1, round(attention["heads"] * width / before)), size
-    sizes = [each for each in _divisors(width) if not (even and each % 2)]
-    if not sizes:
-        raise BraidError(
-            f"a width of {width} does not divide into heads of an even size, which rotary positions need",
-            todo="Compose without full-width blocks: `--blocks 0`.",
-        )
-    nearest = min(sizes, key=lambda each: (abs(each - size), -each))
-    return width // nearest, nearest
-
-
 def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
-
-
-def _notes(paths: Sequence[PathShape], architecture: dict[str, Any]) -> list[str]:
-    notes = []
-    contexts = {path.name: path.architecture.context for path in paths}
-    if len(set(contexts.values())) > 1:
-        each = ", ".join(f"'{name}' has {context}" for name, context in contexts.items())
-        notes.append(f"the shorter context counts, {architecture['context']} tokens: {each}")
-    sharing = [path.name for path in paths if path.plain.copied_weights()]
-    if sharing:
-        notes.append(f"layers of {', '.join(sharing)} share weights; here each has a copy of its own")
-    tied = [path.name for path in paths if path.architecture.tie_embeddings]
-    if tied and not architecture["tie_embeddings"]:
-        notes.append(f"the head is not tied, since not every path's is; of {', '.join(tied)} it takes the embedding")
-    return notes

@@ -5,10 +5,10 @@ model it is a parallel stage whose paths stay apart (`concat`), a norm for each 
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Annotated, Any
 
 import torch
@@ -42,11 +42,12 @@ class Section:
 
 
 @dataclass(frozen=True)
-class PathShape:
-    """The architecture of a model and the name of its path."""
+class PathModel:
+    """The architecture of a model that becomes a path, its name, and the model with its weights where there is one."""
 
     name: str
     plain: ModelInfo
+    source: OpenedBraid | None = None
 
     @property
     def architecture(self) -> Architecture:
@@ -60,13 +61,9 @@ class PathShape:
     def depth(self) -> int:
         return len(self.plain.layers)
 
-    def saved(self, tensor: str) -> str:
-        """The name that a tensor is saved under; layers may share it."""
-        return str(self.plain.model.tied.get(tensor, tensor))
-
     @cached_property
     def sections(self) -> list[Section]:
-        """Its blocks; there are several sections only in a model that is averaged (`check_alone`)."""
+        """The blocks; there are several sections only in a model that is averaged (`check_alone`)."""
         found: list[Section] = []
         for number, stage in enumerate(self.architecture.stages):
             options = self.plain.block_options(number)
@@ -77,41 +74,28 @@ class PathShape:
                 found.append(Section(blocks, options))
         return found
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of its blocks, where all are equal."""
-        (section,) = self.sections
-        return section.options
-
-
-@dataclass(frozen=True)
-class PathModel(PathShape):
-    """A model with its weights."""
-
-    source: OpenedBraid
-
-    @classmethod
-    def of(cls, name: str, source: OpenedBraid) -> "PathModel":
-        return cls(name, source.info, source)
-
-    @property
-    def folder(self) -> str:
-        return str(self.source.folder)
+    def cut(self, starts: list[int]) -> list[Section]:
+        """The sections, cut at these blocks too."""
+        blocks = [(address, section.options) for section in self.sections for address in section.blocks]
+        parts = [blocks[start:end] for start, end in pairwise([*starts, len(blocks)])]
+        return [Section([address for address, _ in part], part[0][1]) for part in parts]
 
 
 def name_paths(models: Sequence[OpenedBraid], names: Sequence[str] | None) -> list[str]:
     """The paths' names: those given, or the models' titles reduced to letters, digits, - and _."""
+    folders = [one.folder.resolve() for one in models]
+    if twice := [folder for folder in folders if folders.count(folder) > 1]:
+        raise BraidError("this path is listed twice", str(twice[0]), "A model can be one path of another only once.")
     if names is not None and len(names) != len(models):
         raise BraidError(
             f"{len(names)} names were given for {len(models)} paths",
             todo="Give each path a name with `--names`, or none.",
         )
     names = [_valid(one.title) for one in models] if names is None else list(names)
-    for twice in sorted({name for name in names if names.count(name) > 1}):
-        folders = [str(one.folder) for name, one in zip(names, models, strict=True) if name == twice]
-        raise BraidError(
-            f"two paths are called '{twice}': {' and '.join(folders)}", todo="Give each its own with `--names`."
-        )
+    for name in sorted(names):
+        if names.count(name) > 1:
+            same = " and ".join(str(one.folder) for own, one in zip(names, models, strict=True) if own == name)
+            raise BraidError(f"two paths are called '{name}': {same}", todo="Give each its own with `--names`.")
     for name in names:
         PathConfig(name=name)  # checks the name's characters
         if hasattr(nn.ModuleDict(), name):  # paths are kept in a ModuleDict, whose own attributes are reserved
@@ -119,19 +103,15 @@ def name_paths(models: Sequence[OpenedBraid], names: Sequence[str] | None) -> li
     return names
 
 
-def check_listed_once(models: Sequence[OpenedBraid]) -> None:
-    """Each model is one path."""
-    folders = [one.folder.resolve() for one in models]
-    for folder in folders:
-        if folders.count(folder) > 1:
-            raise BraidError("this path is listed twice", str(folder), "A model can be one path of another only once.")
+def _valid(title: str) -> str:
+    name = re.sub(r"[^\w-]+", "_", title).strip("_-") or "path"
+    return name if name.replace("-", "_").isidentifier() else f"path_{name}"
 
 
 def check_tokenizers(models: Sequence[OpenedBraid], names: Sequence[str]) -> None:
     """All models must have the same tokenizer; checked before a tensor is read."""
-    first = models[0]
     for one, name in zip(models[1:], names[1:], strict=True):
-        if differing := differences(first.tokenizer, one.tokenizer):
+        if differing := differences(models[0].tokenizer, one.tokenizer):
             raise BraidError(
                 f"'{names[0]}' and '{name}' have different tokenizers: {'; '.join(differing)}",
                 str(one.folder),
@@ -139,7 +119,7 @@ def check_tokenizers(models: Sequence[OpenedBraid], names: Sequence[str]) -> Non
             )
 
 
-def check_alone(path: PathShape, where: str, averaged: bool) -> None:
+def check_alone(path: PathModel, where: str, averaged: bool) -> None:
     """A model can be a path if it consists of blocks between an embedding and a head that can be concatenated; of equal
     ones, unless it is averaged."""
     architecture = path.architecture
@@ -164,50 +144,42 @@ def check_alone(path: PathShape, where: str, averaged: bool) -> None:
         raise BraidError(f"this model cannot be a path: {'; '.join(problems)}", where)
 
 
-def check_together(paths: Sequence[PathShape]) -> None:
+def check_together(paths: Sequence[PathModel]) -> None:
     """All models must have the same vocabulary size and positions, and embeddings and heads that become one."""
     problems = []
     sizes = {path.name: path.plain.config.vocab_size for path in paths}
     if len(set(sizes.values())) > 1:
-        has = ", ".join(f"'{name}' has {size}" for name, size in sizes.items())
-        problems.append(f"the vocabularies differ in size: {has} rows")
+        problems.append(f"the vocabularies differ in size: {_each_has(sizes)} rows")
     kinds = {path.name: _described(path.architecture.positions) for path in paths}
     if len(set(kinds.values())) > 1:
-        problems.append("positions differ: " + ", ".join(f"'{name}' has {kind}" for name, kind in kinds.items()))
+        problems.append(f"positions differ: {_each_has(kinds)}")
     for registry in (embeddings, heads):
         choices = {path.name: getattr(path.architecture, registry.noun) for path in paths}
         if composed_end(registry, list(choices.values())) is None:
-            has = ", ".join(f"'{name}' has {_described(choice)}" for name, choice in choices.items())
-            problems.append(f"{registry.noun}s differ: {has}")
+            described = {name: _described(choice) for name, choice in choices.items()}
+            problems.append(f"{registry.noun}s differ: {_each_has(described)}")
     if problems:
         raise BraidError("these models do not fit together: " + "; ".join(problems))
 
 
-def aligned_sections(paths: Sequence[PathShape]) -> list[list[Section]]:
+def _each_has(facts: Mapping[str, object]) -> str:
+    return ", ".join(f"'{name}' has {fact}" for name, fact in facts.items())
+
+
+def aligned_sections(paths: Sequence[PathModel]) -> list[list[Section]]:
     """For each parallel stage, a section of every path: within a stage the blocks of a path are equal.
 
     Paths of one depth are cut wherever one of them changes its blocks; others must change them equally often.
     """
+    sections = [path.sections for path in paths]
     if len({path.depth for path in paths}) == 1:
-        cuts = {start for path in paths for start in _starts(path)}
-        return [list(sections) for sections in zip(*(_cut(path, sorted(cuts)) for path in paths), strict=True)]
-    counts = {path.name: len(path.sections) for path in paths}
+        starts = {sum(len(one.blocks) for one in own[:at]) for own in sections for at in range(len(own))}
+        sections = [path.cut(sorted(starts)) for path in paths]
+    counts = {path.name: len(own) for path, own in zip(paths, sections, strict=True)}
     if len(set(counts.values())) > 1:
-        has = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
+        has = _each_has(counts)
         raise BraidError(f"these models do not fit together: of different depths, and kinds of blocks: {has}")
-    return [list(sections) for sections in zip(*(path.sections for path in paths), strict=True)]
-
-
-def _starts(path: PathShape) -> list[int]:
-    """The blocks that sections begin with."""
-    return [0, *accumulate(len(section.blocks) for section in path.sections[:-1])]
-
-
-def _cut(path: PathShape, starts: list[int]) -> list[Section]:
-    """Its sections, cut at these blocks too."""
-    blocks = [(address, section.options) for section in path.sections for address in section.blocks]
-    parts = [blocks[start:end] for start, end in pairwise([*starts, len(blocks)])]
-    return [Section([address for address, _ in part], part[0][1]) for part in parts]
+    return [list(together) for together in zip(*sections, strict=True)]
 
 
 def composed_end(registry: Registry, choices: Sequence[Choice]) -> Choice | None:
@@ -223,11 +195,6 @@ def _described(choice: Choice) -> str:
     encoded = encode(choice)
     options = ", ".join(f"{key} {value}" for key, value in encoded.items() if key != "kind")
     return f"{choice.kind} ({options})" if options else choice.kind
-
-
-def _valid(title: str) -> str:
-    name = re.sub(r"[^\w-]+", "_", title).strip("_-") or "path"
-    return name if name.replace("-", "_").isidentifier() else f"path_{name}"
 
 
 APART = Choice("concat", JoinConfig())
@@ -292,18 +259,17 @@ class ComposingJoins(Registry):
 composing_joins = ComposingJoins("join")
 
 
-def averaged_ends(paths: Sequence[PathShape], join: Choice) -> dict[str, Any]:
+def averaged_ends(paths: Sequence[PathModel], join: Choice) -> dict[str, Any]:
     """The norm before the head and the head, of a model whose paths are averaged."""
     linear = {path.name: path.architecture.head for path in paths}
-    if other := [f"'{name}' has '{head.kind}'" for name, head in linear.items() if head.kind != "linear"]:
-        raise BraidError(f"only models with linear heads can be averaged, and {', '.join(other)}")
-    biases = {path.name: path.architecture.head.options.bias for path in paths}
-    if len(set(biases.values())) > 1:
-        having = ", ".join(name for name, bias in biases.items() if bias)
-        raise BraidError(f"the heads of some models have a bias ({having}), and others have none")
+    if other := {name: f"'{head.kind}'" for name, head in linear.items() if head.kind != "linear"}:
+        raise BraidError(f"only models with linear heads can be averaged, and {_each_has(other)}")
+    having = [name for name, head in linear.items() if head.options.bias]
+    if 0 < len(having) < len(paths):
+        raise BraidError(f"the heads of some models have a bias ({', '.join(having)}), and others have none")
     parts = [{"name": path.name, "width": path.width} for path in paths]
     norms = [{**part, "norm": encode(path.architecture.norm)} for part, path in zip(parts, paths, strict=True)]
-    head = {"kind": join.kind, "paths": parts, "bias": any(biases.values()), **encode(join.options)}
+    head = {"kind": join.kind, "paths": parts, "bias": bool(having), **encode(join.options)}
     return {"norm": {"kind": "per_path", "paths": norms}, "head": head}
 
 
@@ -320,13 +286,14 @@ def check_no_layout(**options: object) -> None:
 def check_averaged(paths: Sequence[PathModel], composed: BraidForCausalLM) -> None:
     """Compare the composed model's probabilities with those of the models run apart, one after another."""
     ids = probe_ids(composed.config)
-    each = torch.stack([path.source.load(dtype=torch.float32)(ids).logits.log_softmax(-1) for path in paths])
+    sources = [path.source for path in paths if path.source is not None]
+    each = torch.stack([source.load(dtype=torch.float32)(ids).logits.log_softmax(-1) for source in sources])
     is_judged = isinstance(composed.head, PosteriorHead)
     shares = posterior_shares(each, ids, composed.head.window) if is_judged else torch.zeros(len(paths), 1, 1)
     wanted = (each + shares.log_softmax(0)[..., None]).logsumexp(0)
-    change = (composed(ids).logits - wanted).abs().max().item()
     what = "average of the models', weighed by the text so far," if is_judged else "average of the models'"
-    check_promise(change, f"the probabilities should be the {what} to {UNCHANGED:g}, and one differs by")
+    promise = f"the probabilities should be the {what} to {UNCHANGED:g}, and one differs by"
+    check_promise(promise, wanted, composed(ids).logits)
 
 
 def posterior_shares(each: Tensor, ids: Tensor, window: int | None) -> Tensor:

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from braidlm.bridges.bridge import Bridge, OpenedCheckpoint, TensorMapping, bridges, bullet_list
+from braidlm.bridges.bridge import Bridge, OpenedCheckpoint, TensorMapping, bridges
 from braidlm.bridges.checkpoint import INDEX_FILE, PICKLE_PATTERNS, SINGLE_FILE, Checkpoint, Shapes
 from braidlm.bridges.formats.gpt2 import ACTIVATIONS, KNOWN
 from braidlm.bridges.formats.moep.structure import (
@@ -28,6 +28,7 @@ from braidlm.bridges.formats.moep.structure import (
 )
 from braidlm.bridges.hugging_face import read_config
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
+from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.model.config.braid_config import BraidConfig
 
@@ -89,6 +90,8 @@ def _weights(folder: Path) -> Path:
 
 HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads", "heads")
 TOP_K = ("top_k", "topk", "k", "num_experts_per_tok", "router_top_k")
+BLOCKS, EXPERTS = ("blocks", "block", "parallel"), ("experts", "expert", "moe")
+BALANCE = ("aux_loss_weight", "aux_loss_coef", "router_aux_loss_coef")
 
 
 def _of_narrow(*names: str) -> tuple[str, ...]:
@@ -114,13 +117,13 @@ KEYS = {
     "heads of parallel blocks": _of_narrow(*HEADS),
     "size of a head": ("head_dim", "head_size", "d_head"),
     "blocks in a layer": (
-        *("top_k_blocks", "block_top_k", "blocks_top_k", "parallel_top_k", "top_k_parallel", "top_k_paths"),
+        *(f"{one}_top_k" for one in BLOCKS),
+        *(f"top_k_{one}" for one in BLOCKS),
+        "top_k_paths",
         *TOP_K,
     ),
-    "experts": ("top_k_experts", "expert_top_k", "experts_top_k", "moe_top_k", "top_k_moe", *TOP_K),
-    "balance": (
-        *("aux_loss_weight", "aux_loss_coef", "router_aux_loss_coef", "load_balance_weight", "balance_weight"),
-    ),
+    "experts": (*(f"{one}_top_k" for one in EXPERTS), *(f"top_k_{one}" for one in EXPERTS), *TOP_K),
+    "balance": (*BALANCE, "load_balance_weight", "balance_weight"),
     "eps": ("layer_norm_epsilon", "layer_norm_eps", "norm_eps", "eps"),
     "activation": ("activation_function", "hidden_act", "activation", "hidden_activation"),
     "renormalise": ("norm_topk_prob", "renormalize", "renormalise", "normalize_top_k"),
@@ -293,22 +296,21 @@ class _Mapper:
         stage = 1 if structure.before else 0
         for number, blocks in ((0, structure.before), (stage + 3, structure.after)):
             for index, block in enumerate(blocks):
-                self._map_block([block], f"model.stages.{number}.layers.{index}", width, structure.hidden, False)
+                self._map_block([block], f"model.stages.{number}.layers.{index}", width, structure.hidden)
         for bank, number, inputs, outputs in (
             (structure.shrink, stage, width, narrow),
             (structure.grow, stage + 2, narrow, width),
         ):
             ours, bias = f"model.stages.{number}.experts", has_bias(bank.members, *FEED, "linear")
             if bank.gated:
-                sizes = (inputs, bank.hidden, outputs)
-                self._map_feed(bank.members, ours, sizes, "experts", bank.gated, bias, True)
+                self._map_feed(bank.members, ours, (inputs, bank.hidden, outputs), "experts", bias)
             else:
-                self._map(f"{ours}.out", bank.members, ("linear",), bias, True, ("experts", inputs, outputs))
+                self._map(f"{ours}.out", bank.members, ("linear",), bias, ("experts", inputs, outputs))
             self._map_router(bank, f"{ours}.router", inputs)
         for number, layer in enumerate(structure.layers):
-            ours, several = f"model.stages.{stage + 1}.layers.{number}", len(layer.members) > 1
-            blocks_name = f"{ours}.stack.0" if several else f"{ours}.paths.path_1.0"
-            self._map_block(layer.members, blocks_name, narrow, structure.layers[0].hidden, several)
+            ours = f"model.stages.{stage + 1}.layers.{number}"
+            blocks_name = "stack.0" if len(layer.members) > 1 else "paths.path_1.0"
+            self._map_block(layer.members, f"{ours}.{blocks_name}", narrow, structure.layers[0].hidden)
             self._map_router(layer, f"{ours}.join.router", narrow)
         transposed = self._orientations()
         mapped = {name for _, mapping in self.found for name in mapping.foreign}
@@ -317,35 +319,26 @@ class _Mapper:
 
     def _map_router(self, bank: Bank, ours: str, inputs: int) -> None:
         matrix = (ROUTERS, inputs, len(bank.members))
-        self._map(f"{ours}.scores", [bank.router], ("router",), bank.router_bias, False, matrix)
+        self._map(f"{ours}.scores", [bank.router], ("router",), bank.router_bias, matrix)
 
-    def _map_block(self, blocks: list[Module], ours: str, width: int, hidden: int, stacked: bool) -> None:
+    def _map_block(self, blocks: list[Module], ours: str, width: int, hidden: int) -> None:
         norms, attention = self.structure.has_bias(*NORMS), self.structure.has_bias(*ATTENTION_PARTS)
-        self._map(f"{ours}.attention_norm", blocks, ("norm 1",), norms, stacked)
-        self._map(f"{ours}.feed_norm", blocks, ("norm 2",), norms, stacked)
+        self._map(f"{ours}.attention_norm", blocks, ("norm 1",), norms)
+        self._map(f"{ours}.feed_norm", blocks, ("norm 2",), norms)
         qkv = QKV if blocks[0].has(*QKV) else ("qkv",)
-        self._map(f"{ours}.attention.qkv", blocks, qkv, attention, stacked, ("attention", width, 3 * width))
-        self._map(f"{ours}.attention.out", blocks, ("attention out",), attention, stacked, ("attention", width, width))
-        sizes, bias = (width, hidden, width), self.structure.has_bias(*FEED)
-        self._map_feed(blocks, f"{ours}.feed", sizes, "feed-forward parts", self.structure.gated, bias, stacked)
+        self._map(f"{ours}.attention.qkv", blocks, qkv, attention, ("attention", width, 3 * width))
+        self._map(f"{ours}.attention.out", blocks, ("attention out",), attention, ("attention", width, width))
+        bias = self.structure.has_bias(*FEED)
+        self._map_feed(blocks, f"{ours}.feed", (width, hidden, width), "feed-forward parts", bias)
 
-    def _map_feed(
-        self,
-        modules: list[Module],
-        ours: str,
-        sizes: tuple[int, int, int],
-        family: str,
-        gated: bool,
-        bias: bool,
-        stacked: bool,
-    ) -> None:
+    def _map_feed(self, modules: list[Module], ours: str, sizes: tuple[int, int, int], family: str, bias: bool) -> None:
         inputs, hidden, outputs = sizes
-        if gated:
+        if family == "experts" or self.structure.gated:
             parts = ("gate and up",) if modules[0].has("gate and up") else ("gate", "up")
-            self._map(f"{ours}.gate_up", modules, parts, bias, stacked, (family, inputs, 2 * hidden))
+            self._map(f"{ours}.gate_up", modules, parts, bias, (family, inputs, 2 * hidden))
         else:
-            self._map(f"{ours}.up", modules, ("up",), bias, stacked, (family, inputs, hidden))
-        self._map(f"{ours}.out", modules, ("down",), bias, stacked, (family, hidden, outputs))
+            self._map(f"{ours}.up", modules, ("up",), bias, (family, inputs, hidden))
+        self._map(f"{ours}.out", modules, ("down",), bias, (family, hidden, outputs))
 
     def _map(
         self,
@@ -353,12 +346,12 @@ class _Mapper:
         modules: list[Module],
         parts: tuple[str, ...],
         bias: bool,
-        stacked: bool = False,
         matrix: tuple[str, int, int] = ("", 0, 0),
     ) -> None:
         """Map the parts of these modules to one tensor of ours; a `matrix` has a family, and inputs and outputs that
         all parts together have."""
         family, inputs, outputs = matrix
+        stacked = len(modules) if len(modules) > 1 or family == "experts" else None
         sizes = (outputs // len(parts),) * len(parts) if len(parts) > 1 else ()
         for kind in ("weight", "bias") if bias else ("weight",):
             names = []
@@ -370,7 +363,7 @@ class _Mapper:
                 else:
                     where = f" in {module.name}" if module.name else ""
                     self.problems.append(f"missing {kind} of {part}{where}")
-            mapping = TensorMapping(f"{ours}.{kind}", tuple(names), sizes, stacked=len(modules) if stacked else None)
+            mapping = TensorMapping(f"{ours}.{kind}", tuple(names), sizes, stacked=stacked)
             self.found.append((family if kind == "weight" else "", mapping))
 
     def _add(self, family: str, name: str, inputs: int, outputs: int) -> None:

@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from braidlm.bridges.bridge import bullet_list
 from braidlm.bridges.checkpoint import Shapes
+from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 
 WRAPPERS = r"^(?:(?:module|_orig_mod|transformer|model|moep|backbone|decoder)\.)+"
