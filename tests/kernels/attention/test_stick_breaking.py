@@ -11,13 +11,13 @@ from torch import Tensor
 
 from braidlm.kernels.attention import stick_breaking_wide
 from braidlm.kernels.attention.stick_breaking import StickBreaking, plain_stick_breaking
-from braidlm.kernels.attention.stick_breaking_tiles import Tile, Tiles
+from braidlm.kernels.attention.stick_breaking_tiles import Tiles
 from braidlm.kernels.attention.stick_breaking_wide import WideStickBreaking
 from tests.kernels.comparison import nan_in_new_memory
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "stick-breaking.safetensors"
-LAUNCH = Tile(warps=4, stages=1)
+LAUNCH = {"num_warps": 4, "num_stages": 1}
 SMALL = Tiles(16, 16, 2, LAUNCH, LAUNCH, LAUNCH)
 
 
@@ -26,44 +26,35 @@ class Case:
     """Shapes and options; `shift` moves all scores, so that sticks are long or short."""
 
     time: int
-    length: int
     heads: int = 2
     kv_heads: int = 2
     dim: int = 16
     current: bool = True
-    padding: tuple[int, ...] | None = None
     shift: float = 0.0
 
     def inputs(self, dtype: torch.dtype) -> list[Tensor]:
         torch.manual_seed(0)
         query = torch.randn(2, self.time, self.heads, self.dim, device=DEVICE)
-        key, value = (torch.randn(2, self.length, self.kv_heads, self.dim, device=DEVICE) for _ in range(2))
+        key, value = (torch.randn(2, self.time, self.kv_heads, self.dim, device=DEVICE) for _ in range(2))
         query[..., 0], key[..., 0] = abs(self.shift) ** 0.5, abs(self.shift) ** 0.5 * (1 if self.shift > 0 else -1)
         return [x.to(dtype).requires_grad_() for x in (query, key, value)]
 
-    @property
-    def first_keys(self) -> Tensor | None:
-        return None if self.padding is None else torch.tensor(self.padding, dtype=torch.int32, device=DEVICE)
-
 
 CASES = {
-    "one token": Case(1, 1),
-    "one token that does not see itself": Case(1, 1, current=False),
-    "17 tokens": Case(17, 17),
-    "keys of a chunk before": Case(33, 50, current=False),
-    "padding on the left": Case(40, 40, padding=(3, 19)),
-    "padding of whole tiles": Case(40, 40, padding=(0, 32)),
-    "one token after others": Case(1, 20, padding=(5, 0)),
-    "heads that share keys": Case(24, 24, heads=4, kv_heads=2),
-    "heads whose size is no power of two": Case(20, 20, dim=24),
-    "sticks that are gone after a few keys": Case(80, 80, shift=120.0),
-    "sticks that hardly break": Case(80, 80, shift=-60.0),
+    "one token": Case(1),
+    "one token that does not see itself": Case(1, current=False),
+    "17 tokens": Case(17),
+    "33 tokens that do not see themselves": Case(33, current=False),
+    "heads that share keys": Case(24, heads=4, kv_heads=2),
+    "heads whose size is no power of two": Case(20, dim=24),
+    "sticks that are gone after a few keys": Case(80, shift=120.0),
+    "sticks that hardly break": Case(80, shift=-60.0),
 }
 
 
 def compare(actual: tuple[Tensor, Tensor], inputs: list[Tensor], case: Case, tolerance: float) -> None:
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    expected = plain_stick_breaking(*exact, case.dim**-0.5, case.current, case.first_keys)
+    expected = plain_stick_breaking(*exact, case.dim**-0.5, case.current)
     torch.manual_seed(1)
     upstream = [torch.randn_like(x) for x in actual]
     gradients = torch.autograd.grad(actual, inputs, upstream)
@@ -79,7 +70,7 @@ def compare(actual: tuple[Tensor, Tensor], inputs: list[Tensor], case: Case, tol
 def test_tiles_equal_the_plain_operations(case: Case) -> None:
     inputs = case.inputs(torch.float32)
     with nan_in_new_memory():
-        output = StickBreaking.apply(*inputs, case.dim**-0.5, case.current, case.first_keys, SMALL)
+        output = StickBreaking.apply(*inputs, case.dim**-0.5, case.current, SMALL)
         compare(output, inputs, case, 1e-5)
 
 
@@ -88,23 +79,23 @@ def test_wide_heads_equal_the_plain_operations(case: Case, monkeypatch: pytest.M
     monkeypatch.setattr(stick_breaking_wide, "CHUNK", 16)
     inputs = case.inputs(torch.float32)
     with nan_in_new_memory():
-        output = WideStickBreaking.apply(*inputs, case.dim**-0.5, case.current, case.first_keys)
+        output = WideStickBreaking.apply(*inputs, case.dim**-0.5, case.current)
         compare(output, inputs, case, 1e-5)
 
 
 @pytest.mark.gpu  # the interpreter has no products in bf16
 @pytest.mark.parametrize("function", [StickBreaking, WideStickBreaking])
 def test_low_precision_is_as_exact_as_its_rounding(function: type[torch.autograd.Function]) -> None:
-    case = Case(33, 40, heads=4, kv_heads=2, padding=(3, 9))
+    case = Case(33, heads=4, kv_heads=2)
     inputs = case.inputs(torch.bfloat16)
-    compare(function.apply(*inputs, case.dim**-0.5, case.current, case.first_keys), inputs, case, 2e-2)
+    compare(function.apply(*inputs, case.dim**-0.5, case.current), inputs, case, 2e-2)
 
 
 def test_rows_may_be_slices_of_one_product() -> None:
-    case = Case(17, 17)
+    case = Case(17)
     whole = torch.cat([x.detach() for x in case.inputs(torch.float32)], dim=-1)
     slices = [x.requires_grad_() for x in whole.flatten(2).unflatten(2, (6, 16)).split(2, dim=2)]
-    compare(StickBreaking.apply(*slices, case.dim**-0.5, True, None, SMALL), slices, case, 1e-5)
+    compare(StickBreaking.apply(*slices, case.dim**-0.5, True, SMALL), slices, case, 1e-5)
 
 
 @pytest.mark.skipif(not REFERENCE.is_file(), reason="shared/reference is not there")
@@ -114,23 +105,22 @@ def test_the_reference_code_agrees() -> None:
     tensors = {name: x.to(DEVICE) for name, x in load_file(REFERENCE).items()}
     inputs = [tensors[name].contiguous() for name in ("q", "k", "v")]
     plain, _ = plain_stick_breaking(*inputs, inputs[0].shape[-1] ** -0.5)
-    output, _ = StickBreaking.apply(*inputs, inputs[0].shape[-1] ** -0.5, True, None, SMALL)
+    output, _ = StickBreaking.apply(*inputs, inputs[0].shape[-1] ** -0.5, True, SMALL)
     for actual in (plain, output):
         torch.testing.assert_close(actual, tensors["out"], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("length", [1, 17, 512, 2048, 4096])
 @pytest.mark.parametrize("dim", [32, 64, 96, 128])
-def test_real_sizes_on_the_device(length: int, dim: int, padded: bool) -> None:
-    case = Case(length, length, heads=2, kv_heads=1, dim=dim, padding=(length // 3, 0) if padded else None)
+def test_real_sizes_on_the_device(length: int, dim: int) -> None:
+    case = Case(length, heads=2, kv_heads=1, dim=dim)
     inputs = case.inputs(torch.bfloat16)
-    compare(StickBreaking.apply(*inputs, dim**-0.5, True, case.first_keys), inputs, case, 2e-2)
+    compare(StickBreaking.apply(*inputs, dim**-0.5, True), inputs, case, 2e-2)
 
 
 @pytest.mark.gpu
 def test_wide_heads_on_the_device() -> None:
-    case = Case(700, 700, heads=2, kv_heads=1, dim=1024, padding=(100, 0))
+    case = Case(700, heads=2, kv_heads=1, dim=1024)
     inputs = case.inputs(torch.bfloat16)
-    compare(WideStickBreaking.apply(*inputs, 1 / 32, True, case.first_keys), inputs, case, 2e-2)
+    compare(WideStickBreaking.apply(*inputs, 1 / 32, True), inputs, case, 2e-2)
