@@ -14,9 +14,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.attention.causal_gradients import SCAN, key_gradient, query_gradient
-from braidlm.kernels.attention.causal_tiles import TILES, Tiles, is_visible, keep_mask, key_range, part_of_program
-from braidlm.kernels.attention.rotary import Rotary, rotate_heads
+from braidlm.kernels.attention.causal_tiles import (
+    SCAN,
+    TILES,
+    Tiles,
+    is_visible,
+    keep_mask,
+    key_gradient,
+    key_range,
+    load_keys,
+    part_of_program,
+    query_gradient,
+)
+from braidlm.kernels.attention.split_heads import Rotary, rotate_heads
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.optional_triton import tl, triton
@@ -39,16 +49,8 @@ def _attend_keys(  # type: ignore[no-untyped-def]
     acc, row_sum, row_max, query, position, step, offset, keys, values, stride, begin, end, scale,
     DIM: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr,
 ):  # fmt: skip
-    channel = tl.arange(0, DIM)[None, :]
     for start in range(begin, end, KEYS):
-        key = start + tl.arange(0, KEYS)
-        offsets = key[:, None] * stride + channel
-        if MASKED:
-            k = tl.load(keys + offsets, mask=(key < end)[:, None], other=0.0)
-            v = tl.load(values + offsets, mask=(key < end)[:, None], other=0.0)
-        else:
-            k = tl.load(keys + offsets)
-            v = tl.load(values + offsets)
+        key, k, v = load_keys(keys, values, start, end, stride, DIM, KEYS, MASKED)
         score = tl.dot(query, tl.trans(k), input_precision="ieee")
         if MASKED:
             score = tl.where(is_visible(key[None, :], position[:, None], WINDOW), score, float("-inf"))
@@ -82,12 +84,10 @@ def _attend(  # type: ignore[no-untyped-def]
     qkv, source, sequence_offsets, seed, out, lse, words, rows, time, batch, blocks, heads, scale, keep_scale,
     DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    block, sequence, head = part_of_program(blocks, heads)
+    block, sequence, head, first, last = part_of_program(sequence_offsets, batch, blocks, heads)
     width, stride = heads * DIM, blocks * 3 * heads * DIM
     if tl.program_id(1) == tl.num_programs(1) - 1:  # of a sequence's programs this one most likely has no rows
         _clear_padding(out, sequence_offsets, block, sequence, head, rows, batch, blocks, width, DIM, QUERIES)
-    first = tl.load(sequence_offsets + block * (batch + 1) + sequence)
-    last = tl.load(sequence_offsets + block * (batch + 1) + sequence + 1)
     # Late rows attend to the most keys, so they go first.
     begin = first + (tl.cdiv(last - first, QUERIES) - 1 - tl.program_id(1)) * QUERIES
     if begin < first:
@@ -166,8 +166,6 @@ class AttendRouted(torch.autograd.Function):
         assert routed.shape == (tokens, blocks)
         assert dim >= 16
         assert dim & (dim - 1) == 0
-        assert scale > 0
-        assert dropout == 0 or seed is not None
         if rotary is not None:
             assert blocks == 1
             heads_BTHD = qkv.view(batch, time, 3 * heads, dim)
@@ -177,11 +175,8 @@ class AttendRouted(torch.autograd.Function):
         lse = qkv.new_empty(heads, rows, dtype=torch.float32)
         words = qkv.new_empty(heads, 2, rows, dtype=torch.int32) if dropout else None
         sizes = (rows, time, batch, blocks, heads)
-        options = {
-            "DIM": dim,
-            "WINDOW": 0 if window is None or window >= time else window,
-            "THRESHOLD": int(dropout * 2**32),
-        }
+        seen = 0 if window is None or window >= time else window
+        options = {"DIM": dim, "WINDOW": seen, "THRESHOLD": int(dropout * 2**32)}
         scales = (scale * LOG2_E, scale, 1 / (1 - dropout))
         _attend[(batch * blocks * heads, triton.cdiv(time, tiles.attend.queries))](
             qkv, source, sequence_offsets, seed, out, lse, words, *sizes, scales[0], scales[2],

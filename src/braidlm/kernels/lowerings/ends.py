@@ -9,8 +9,7 @@ from torch import Tensor
 
 from braidlm.kernels.context import Rotation
 from braidlm.kernels.lowerings.lowering import Lowering, lowering_of, lowers, refusal
-from braidlm.kernels.ops.embedding import Embed
-from braidlm.kernels.ops.head_loss import HeadLoss
+from braidlm.kernels.ops.ends import Embed, HeadLoss
 from braidlm.kernels.side_stream import DeferredGradient
 from braidlm.kernels.taught.soft_head_loss import taught_head_loss
 from braidlm.kernels.taught.soft_targets import SoftTargets

@@ -66,20 +66,9 @@ def value_and_derivative(x, KIND: tl.constexpr, FAST: tl.constexpr):  # type: ig
 
 @triton.jit
 def _activation_forward(  # type: ignore[no-untyped-def]
-    inner,
-    bias,
-    seed,
-    outer,
-    rows,
-    width,
-    keep_scale,
-    KIND: tl.constexpr,
-    GATED: tl.constexpr,
-    FAST: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    inner, bias, seed, outer, rows, width, keep_scale, KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr,
+    THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     column_mask = column < width
@@ -188,9 +177,7 @@ class Activation(torch.autograd.Function):
             inner, bias, dropout.seed, outer_gradient.contiguous(), gradient, sums, rows, width, dropout.keep_scale,
             ctx.kind, ctx.gated, is_nvidia(inner), dropout.threshold, ROWS, COLUMNS, num_warps=WARPS,
         )  # fmt: skip
-        if sums is None:
-            return gradient, *[None] * 7
-        return gradient, ctx.sums.total(), *[None] * 6
+        return gradient, None if sums is None else ctx.sums.total(), *[None] * 6
 
 
 def plain_activation(inner: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:

@@ -19,6 +19,7 @@ from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 
 ROWS, COLUMNS, ELEMENTS, WARPS = 32, 64, 4096, 4
 """A program's block forward, its elements backward, and its warps."""
+NAMES = ("weight", "bias", "scale", "shift")
 
 
 @dataclass
@@ -127,9 +128,8 @@ class Folding:
     """Folded layers of one shape; `attach` adds them to the autograd graph."""
 
     layers: list[nn.Module]
-    parts: list[Tensor]
-    """[weights..., biases..., scales..., shifts...], of which some may be missing, as `present` says."""
-    present: tuple[bool, ...]
+    parts: dict[str, list[Tensor]]
+    """The layers' tensors by the names of a bank's fields; some fields may be missing."""
     concatenated: bool
     side: SideStream | None
     bias: Tensor | None
@@ -140,7 +140,7 @@ class Folding:
     """Autograd returns the float32 gradients of folded matrices to these; their values are never read."""
 
     def attach(self) -> dict[nn.Module, Folded]:
-        outputs = Fold.apply(self, *self.parts)
+        outputs = Fold.apply(self, *(part for column in self.parts.values() for part in column))
         layers = len(self.layers)
         biases = outputs[layers:] or [None] * layers
         bias_casts = [None] * layers if self.bias_cast is None else self.bias_cast.unbind()
@@ -154,7 +154,7 @@ class Fold(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, folding: Folding, *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*parts)
-        ctx.present, ctx.concatenated = folding.present, folding.concatenated
+        ctx.names, ctx.concatenated = tuple(folding.parts), folding.concatenated
         ctx.side, ctx.layers = folding.side, len(folding.layers)
         biases = () if folding.bias is None else folding.bias.unbind()
         return *(handle.data for handle in folding.handles.unbind()), *(vector.data for vector in biases)
@@ -162,9 +162,10 @@ class Fold(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        parts, layers = list(ctx.saved_tensors), ctx.layers
+        parts, layers = ctx.saved_tensors, ctx.layers
         members, inputs, outputs = parts[0].shape
-        weights, _, scales, shifts = _addresses_of(parts, ctx.present, layers)
+        columns = {name: parts[layers * n : layers * (n + 1)] for n, name in enumerate(ctx.names)}
+        weights, _, scales, shifts = _addresses_of(columns)
         with on_side(ctx.side, *gradients):  # the side stream computed the gradients
             gradient, bias_gradient = stacked(gradients[:layers]), None
             if len(gradients) > layers:
@@ -173,16 +174,15 @@ class Fold(torch.autograd.Function):
             scale_gradient, shift_gradient = (
                 None if x is None else weight_gradient.new_empty(layers, members, inputs) for x in (scales, shifts)
             )
-            columns = triton.next_power_of_2(outputs)
-            block_rows, rows = max(1, ELEMENTS // columns), layers * members * inputs
+            width = triton.next_power_of_2(outputs)
+            block_rows, rows = max(1, ELEMENTS // width), layers * members * inputs
             _fold_backward[(triton.cdiv(rows, block_rows),)](
                 gradient, bias_gradient, None if scales is None and shifts is None else weights, scales, shifts,
                 weight_gradient, scale_gradient, shift_gradient, rows, inputs, members, outputs, ctx.concatenated,
-                block_rows, columns, num_warps=WARPS,
+                block_rows, width, num_warps=WARPS,
             )  # fmt: skip
-        results = (weight_gradient, bias_gradient, scale_gradient, shift_gradient)
-        used = [result for result, is_present in zip(results, ctx.present, strict=True) if is_present]
-        return None, *(one.data for result in used if result is not None for one in result.unbind())
+        results = dict(zip(NAMES, (weight_gradient, bias_gradient, scale_gradient, shift_gradient), strict=True))
+        return None, *(one.data for name in ctx.names for one in results[name].unbind())  # type: ignore[union-attr]
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
@@ -197,40 +197,35 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(parts))
 
 
-def _addresses_of(parts: list[Tensor], present: tuple[bool, ...], layers: int) -> list[Tensor | None]:
+def _addresses_of(columns: dict[str, Any]) -> list[Tensor | None]:
     """The addresses of weights, biases, scales and shifts in each layer, or None for those that are missing."""
-    rest = [part.data_ptr() for part in parts]
-    results: list[Tensor | None] = []
-    for is_present in present:
-        results.append(addresses(tuple(rest[:layers]), parts[0].device) if is_present else None)
-        rest = rest[layers:] if is_present else rest
-    return results
+    device = columns["weight"][0].device
+    numbers = {name: tuple(part.data_ptr() for part in column) for name, column in columns.items()}
+    return [addresses(numbers[name], device) if name in numbers else None for name in NAMES]
 
 
 def fold(banks: dict[nn.Module, Bank], dtype: torch.dtype) -> Folding:
     """Fold banks of one shape on the side stream."""
-    names, some = ("weight", "bias", "scale", "shift"), next(iter(banks.values()))
-    concatenated = some.concatenated
-    present = tuple(getattr(some, name) is not None for name in names)
-    kinds = [name for name, is_present in zip(names, present, strict=True) if is_present]
-    parts = [getattr(bank, name) for name in kinds for bank in banks.values()]
+    some, side = next(iter(banks.values())), current_side_stream()
+    present = [name for name in NAMES if getattr(some, name) is not None]
+    parts = {name: [getattr(bank, name) for bank in banks.values()] for name in present}
+    flat = [part for column in parts.values() for part in column]
+    assert all(part.dtype == torch.float32 and part.is_contiguous() for part in flat)
     layers, (members, inputs, outputs) = len(banks), some.weight.shape
-    assert all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
-    weights, biases, scales, shifts = _addresses_of(parts, present, layers)
-    side = current_side_stream()
-    with on_side(side, *parts):
-        shape = (layers, inputs, members * outputs) if concatenated else (layers, members, inputs, outputs)
-        handles = parts[0].new_empty(shape)
+    weights, biases, scales, shifts = _addresses_of(parts)
+    with on_side(side, *flat):
+        matrix = (inputs, members * outputs) if some.concatenated else (members, inputs, outputs)
+        handles = flat[0].new_empty(layers, *matrix)
         cast = torch.empty_like(handles, dtype=dtype)
         bias = bias_cast = None
         if biases is not None or shifts is not None:
-            bias = handles.new_empty((layers, members * outputs) if concatenated else (layers, members, outputs))
+            bias = handles.new_empty(layers, *((members * outputs,) if some.concatenated else (members, outputs)))
             bias_cast = torch.empty_like(bias, dtype=dtype)
         _fold_forward[(layers * members, triton.cdiv(outputs, COLUMNS))](
             weights, biases, scales, shifts, cast, bias, bias_cast, inputs, members, outputs,
-            concatenated, ROWS, COLUMNS, num_warps=WARPS,
+            some.concatenated, ROWS, COLUMNS, num_warps=WARPS,
         )  # fmt: skip
-    return Folding(list(banks), parts, present, concatenated, side, bias, cast, bias_cast, handles)
+    return Folding(list(banks), parts, some.concatenated, side, bias, cast, bias_cast, handles)
 
 
 def plain_fold(bank: Bank) -> tuple[Tensor, Tensor | None]:

@@ -130,8 +130,7 @@ def _norm_forward(  # type: ignore[no-untyped-def]
 def _norm_backward(  # type: ignore[no-untyped-def]
     normed_gradient, summed_gradient, summed, weight, means, rstds, seed, gradient, delta_gradient, sums, rows, width,
     keep_scale, CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, THRESHOLD: tl.constexpr,
-    VECTORS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    VECTORS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -250,14 +249,10 @@ class AddNorm(torch.autograd.Function):
             delta_gradient, sums, rows, width, 1 / (1 - ctx.dropout), ctx.centred, ctx.biased, ctx.delta_biased,
             threshold(ctx.dropout), VECTORS, **tile,
         )  # fmt: skip
-        gradients = (gradient, delta_gradient if ctx.adds else None)
-        if not needs_sums:
-            return *gradients, *[None] * 10
-        weight_sum, bias_sum, delta_bias_sum = ctx.sums.total().view(VECTORS, width).unbind()
-        weight_gradient = weight_sum if weight is not None else None
-        bias_gradient = bias_sum if ctx.biased else None
-        delta_bias_gradient = delta_bias_sum if ctx.delta_biased else None
-        return *gradients, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 7
+        totals = ctx.sums.total().view(VECTORS, width).unbind() if needs_sums else (None,) * VECTORS
+        used = (weight is not None, ctx.biased, ctx.delta_biased)
+        of_weight, of_bias, of_delta_bias = (x if is_used else None for x, is_used in zip(totals, used, strict=True))
+        return gradient, delta_gradient if ctx.adds else None, of_delta_bias, of_weight, of_bias, *[None] * 7
 
 
 def plain_add_norm(

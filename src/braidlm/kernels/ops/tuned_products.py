@@ -40,9 +40,8 @@ class _Heuristic(ctypes.Structure):
 @cache
 def _library() -> Any:
     """The library that torch itself has loaded."""
-    for version in (torch.version.cuda or "").split(".")[:1]:
-        with contextlib.suppress(OSError):
-            return ctypes.CDLL(f"libcublasLt.so.{version}")
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or '').split('.')[0]}")
     return None
 
 
@@ -107,7 +106,7 @@ class _Product:
         indices = range(len(self.candidates))
         times = [[self._time(a, b, bias, out, index) for index in indices] for _ in range(TRIALS)]
         best = [min(trials) for trials in zip(*times, strict=True)]
-        self.fastest = best.index(min(best))
+        self.fastest = best.index(min(best)) if best else 0
 
     def _time(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, index: int) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -138,20 +137,14 @@ def tuned_product(a: Tensor, b: Tensor, transposed: bool = False, bias: Tensor |
     tuned = _products.get(key)
     is_large = rows * inner * columns >= MIN_MULTIPLICATIONS and _is_supported(a, b, bias)
     if tuned is None and is_large and not torch.cuda.is_current_stream_capturing():
-        tuned = _products[key] = _tuned(key, a, b, bias)
+        tuned = _products[key] = _Product(*key)
+        tuned.select_fastest(a, b, bias, a.new_empty(rows, columns))
     if tuned is None or not tuned.candidates or not is_large:
         stored = b.t() if transposed else b
         return a @ stored if bias is None else torch.addmm(bias, a, stored)
     out = a.new_empty(rows, columns)
     tuned.run(a, b, bias, out, tuned.fastest)
     return out
-
-
-def _tuned(key: tuple[int, int, int, bool, bool, int], a: Tensor, b: Tensor, bias: Tensor | None) -> _Product:
-    created = _Product(*key)
-    if created.candidates:
-        created.select_fastest(a, b, bias, a.new_empty(key[0], key[2]))
-    return created
 
 
 def _is_supported(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:

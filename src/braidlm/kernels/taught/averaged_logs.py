@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from braidlm.kernels.ops.head_loss import PER_LANE, WARPS, fast_exp2, row_log_sum_exp
+from braidlm.kernels.ops.ends import PER_LANE, WARPS, fast_exp2, row_log_sum_exp
 from braidlm.kernels.ops.launch import is_nvidia
 from braidlm.kernels.optional_triton import tl, triton
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.ops.head_loss import PER_LANE, WARPS, clear_row, fast_exp2, head_gradients, row_log_sum_exp
+from braidlm.kernels.ops.ends import PER_LANE, WARPS, clear_row, fast_exp2, head_gradients, row_log_sum_exp
 from braidlm.kernels.ops.launch import is_nvidia
 from braidlm.kernels.ops.tuned_products import tuned_product
 from braidlm.kernels.optional_triton import tl, triton

@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from braidlm.kernels.ops.head_loss import HeadLoss
+from braidlm.kernels.ops.ends import HeadLoss
 from braidlm.kernels.side_stream import DeferredGradient
 from braidlm.model.heads.losses import IGNORED, next_token_loss
 from tests.kernels.comparison import TOLERANCES, assert_close

@@ -1,6 +1,7 @@
-"""Head and loss in one: the logits become their own gradient in place, one program per row.
+"""The ends of a model: tokens and positions into the stream, and the head with its loss.
 
-The first sweep over a row computes its maximum and its sum of exponentials, the second, which reads it from the cache,
+The embedding takes one pass over memory forward and one backward. In the head, the logits become their own gradient in
+place, one program per row. The first sweep over a row computes its maximum and its sum of exponentials, the second, which reads it from the cache,
 writes the gradient. In the first sweep each lane keeps a maximum and a sum of its own, so that no thread waits for
 another before the end of the row. The reference is `next_token_loss` of the head's output.
 """
@@ -8,17 +9,91 @@ another before the end of the row. The reference is `next_token_loss` of the hea
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.ops.launch import is_nvidia
+from braidlm.kernels.ops.launch import is_nvidia, row_tile
 from braidlm.kernels.ops.linear import product, side_if_small
+from braidlm.kernels.ops.norm import tile_of_program
 from braidlm.kernels.ops.tuned_products import tuned_product
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 
 WARPS, PER_LANE, BLOCK = 16, 8, 8192
 """Warps for a row, elements that a lane loads at once (16 bytes of bf16), elements of a block of the scaling."""
+
+
+@triton.jit
+def _embed_forward(  # type: ignore[no-untyped-def]
+    ids, tokens, positions, stream, rows, time, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row, column, _, mask, offsets = tile_of_program(rows, width, ROWS, COLUMNS)
+    token = tl.load(ids + row, mask=row < rows, other=0).to(tl.int64)[:, None]
+    x = tl.load(tokens + token * width + column, mask=mask, other=0.0).to(tl.float32)
+    if positions is not None:
+        x += tl.load(positions + (row % time)[:, None] * width + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(stream + offsets, x.to(stream.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _embed_backward(  # type: ignore[no-untyped-def]
+    ids, gradient, token_gradient, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row, column, _, mask, offsets = tile_of_program(rows, width, ROWS, COLUMNS)
+    token = tl.load(ids + row, mask=row < rows, other=0).to(tl.int64)[:, None]
+    x = tl.load(gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.atomic_add(token_gradient + token * width + column, x, mask=mask, sem="relaxed")
+
+
+class Embed(torch.autograd.Function):
+    """ids [batch, time], tokens [vocabulary, width], positions [context, width] or None -> [batch * time, width]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        ids: Tensor,
+        tokens: Tensor,
+        positions: Tensor | None,
+        dtype: torch.dtype,
+        tied: DeferredGradient | None,
+    ) -> Tensor:
+        width, time = tokens.shape[1], ids.shape[1]
+        stream = torch.empty(ids.numel(), width, dtype=dtype, device=tokens.device)
+        tile = row_tile(width)
+        grid = (triton.cdiv(len(stream), tile["ROWS"]),)
+        _embed_forward[grid](ids, tokens, positions, stream, len(stream), time, width, **tile)
+        ctx.save_for_backward(ids)
+        ctx.vocabulary, ctx.context = len(tokens), None if positions is None else len(positions)
+        ctx.side, ctx.tied = current_side_stream(), tied
+        return stream
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (ids,) = ctx.saved_tensors
+        (rows, width), tile = gradient.shape, row_tile(gradient.shape[1])
+        gradient = gradient.contiguous()
+        positions = None
+        if ctx.context is not None:
+            with on_side(ctx.side, gradient, priority=True):
+                positions = gradient.view(*ids.shape, width).sum(0, dtype=torch.float32)
+                if len(positions) < ctx.context:
+                    positions = F.pad(positions, (0, 0, 0, ctx.context - len(positions)))
+        if ctx.tied is None:
+            tokens = torch.zeros(ctx.vocabulary, width, dtype=torch.float32, device=gradient.device)
+        else:
+            tokens = ctx.tied.read()
+        _embed_backward[(triton.cdiv(rows, tile["ROWS"]),)](ids, gradient, tokens, rows, width, **tile)
+        if ctx.side is not None:
+            ctx.side.synchronize()  # autograd adds the gradients of whoever shares the matrix right after this
+        return None, tokens, positions, None, None
+
+
+def plain_embed(ids: Tensor, tokens: Tensor, positions: Tensor | None) -> Tensor:
+    """The reference, in torch's operations."""
+    embedded = F.embedding(ids, tokens)
+    return (embedded if positions is None else embedded + positions[: ids.shape[1]]).flatten(0, 1)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton")
 import torch
 
-from braidlm.kernels.ops.embedding import Embed, plain_embed
+from braidlm.kernels.ops.ends import Embed, plain_embed
 from braidlm.kernels.side_stream import DeferredGradient
 from tests.kernels.comparison import TOLERANCES, assert_close, assert_equal_with_gradients
 
