@@ -2,8 +2,8 @@
 
 The embedding takes one pass over memory forward and one backward. In the head, the logits become their own gradient in
 place, one program per row. The first sweep over a row computes its maximum and its sum of exponentials, the second,
-which reads it from the cache, writes the gradient. In the first sweep each lane keeps a maximum and a sum of its own, so
-that no thread waits for another before the end of the row. The reference is `next_token_loss` of the head's output.
+which reads it from the cache, writes the gradient. In the first sweep each lane keeps a maximum and a sum of its own,
+so that no thread waits for another before the end of the row. The reference is `next_token_loss` of the head's output.
 """
 
 from typing import Any
