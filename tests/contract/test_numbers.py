@@ -13,7 +13,7 @@ from braidlm.core.decoding.decoder import Sampling
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.order import orders, pacings
-from braidlm.data.packing.assembly import Limit
+from braidlm.data.packing.shards import Limit
 from braidlm.data.sources.format import ReadOptions
 from braidlm.evals.evaluated_model import Settings
 from braidlm.model.config.architecture import Architecture, read_architecture

@@ -77,12 +77,12 @@ def test_one_and_two_workers_and_any_shards_give_the_same(text: Path, tmp_path: 
 
 
 def test_a_long_document_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("braidlm.data.tokenizing.cutting.PART_CHARS", 50)
-    monkeypatch.setattr("braidlm.data.tokenizing.cutting.AROUND", 10)
+    monkeypatch.setattr("braidlm.data.tokenizing.encoding.PART_CHARS", 50)
+    monkeypatch.setattr("braidlm.data.tokenizing.encoding.AROUND", 10)
     monkeypatch.setattr("braidlm.data.sources.text.BLOCK", 70)
     monkeypatch.setattr("braidlm.data.sources.files.BLOCK", 70)
     monkeypatch.setattr("braidlm.data.packing.shards.BATCH_CHARS", 120)
-    monkeypatch.setattr("braidlm.data.packing.assembly.DOCUMENTS", 1)
+    monkeypatch.setattr("braidlm.data.packing.shards.DOCUMENTS", 1)
     (tmp_path / "a.txt").write_text("\n".join(STORIES))
     (tmp_path / "b.txt").write_text("short")
     data = prepare(tmp_path / "*.txt", tmp_path / "out", separator="file", vocab_size=300, workers=1)

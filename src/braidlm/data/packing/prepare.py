@@ -19,9 +19,8 @@ from braidlm.core.console import count, progress, say, warn
 from braidlm.core.errors import BraidError, check_folder_name
 from braidlm.core.files import explained_disk_errors, json_sha256
 from braidlm.core.reading import given_path
-from braidlm.data.packing.assembly import Limit, assemble
-from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed, token_dtype
-from braidlm.data.packing.shards import ShardCounts, finished_shard, remove_scratch_files
+from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed
+from braidlm.data.packing.shards import Limit, ShardCounts, assemble, finished_shard
 from braidlm.data.packing.tokenizer_choice import MEGABYTE, TokenizerChoice, choose_tokenizer, make_tokenizer
 from braidlm.data.packing.workers import Job, pack_all, work_folder
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, no_documents, plan_shards
@@ -110,32 +109,21 @@ class Work:
         }
         return json_sha256(facts)
 
-    def origin(self) -> dict[str, Any]:
-        """What the data set's manifest tells of where it is from."""
-        return {"sources": [str(source) for source in self.sources], "reading": self.options.facts(), "key": self.key}
-
 
 def _pack_into(out: Path, work: Work, folder: Path, workers: int) -> None:
     """Do what is left of the work in its folder, and make the data set of it."""
-    for pattern in unmatched_patterns(work.options.separator, [shard.source for shard in work.plan.shards]):
+    options, plan = work.options, work.plan
+    for pattern in unmatched_patterns(options.separator, [shard.source for shard in plan.shards]):
         warn(f"no file matches the pattern '{pattern}' of the separators")
-    if skipped := work.plan.skipped:
+    if skipped := plan.skipped:
         kinds = ", ".join(sorted({Path(file).suffix or Path(file).name for file in skipped})[:8])
         warn(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of a kind that is not read: left out ({kinds})")
-    tokenizer = make_tokenizer(work.tokenizer, work.plan, work.options, work.limit, folder)
-    job = Job(folder, work.options, work.plan.shards)
+    tokenizer = make_tokenizer(work.tokenizer, plan, options, work.limit, folder)
+    job = Job(folder, options, plan.shards)
     packed = _pack(job, tokenizer, work.limit, workers)
     _report(packed, tokenizer, work.sources)
-    assemble(
-        folder,
-        out,
-        name=work.name,
-        tokenizer=tokenizer,
-        shards=packed,
-        limit=work.limit,
-        source=work.origin(),
-        has_prompts=job.has_prompts,
-    )
+    origin = {"sources": [str(source) for source in work.sources], "reading": options.facts(), "key": work.key}
+    assemble(folder, out, work.name, tokenizer, packed, work.limit, origin, job.has_prompts)
 
 
 def _finished(out: Path, key: str, replace: bool) -> PackedData | None:
@@ -161,28 +149,25 @@ def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> li
     """Pack every unfinished shard; the counts of all shards in order, or of as many as the limit needs."""
     job.save()
     job.results.mkdir(exist_ok=True)
-    remove_scratch_files(job.results)
-    size = tokenizer.vocab_size
-    dtype = token_dtype(size)
-    finished = (finished_shard(job.results, index, dtype, size, job.has_prompts) for index in range(len(job.shards)))
-    known = {index: counts for index, counts in enumerate(finished) if counts is not None}
-    remaining = [index for index in range(len(job.shards)) if index not in known]
+    for path in job.results.glob("*.*.*"):  # what a killed process had written of its shard
+        path.unlink(missing_ok=True)
+    indices, size = range(len(job.shards)), tokenizer.vocab_size
+    finished = {index: finished_shard(job.results, index, size, job.has_prompts) for index in indices}
+    known = {index: counts for index, counts in finished.items() if counts is not None}
+    remaining = [index for index in indices if index not in known]
     if known and remaining:
         say(f"going on with an earlier run: {len(known)} of {len(job.shards)} shards are finished")
     total = round(sum(job.shards[index].size for index in remaining) / MEGABYTE, 1)
     started, read, text = time.monotonic(), 0.0, 0.0
     with progress("packing", total, "MB") as advance:
-        packing = pack_all(job, remaining, workers)
-        try:
-            while not (limit and limit.reached_by(_in_order(known))):
-                index, counts = next(packing, (None, None))
-                if index is None or counts is None:
-                    break
+        is_enough = bool(limit) and limit.reached_by(_in_order(known))
+        with contextlib.closing(pack_all(job, [] if is_enough else remaining, workers)) as packing:
+            for index, counts in packing:
                 known[index] = counts
                 read, text = read + job.shards[index].size / MEGABYTE, text + counts.bytes / MEGABYTE
                 advance(round(read, 1), f"{text / (time.monotonic() - started):.1f} MB/s")
-        finally:
-            packing.close()  # type: ignore[attr-defined]
+                if limit and limit.reached_by(_in_order(known)):
+                    break
     return _in_order(known)
 
 

@@ -1,35 +1,37 @@
-"""Encode documents, count words, and write the token files of one shard."""
+"""The shards of a packed data set: text is packed shard by shard, and finished ones are joined into the data set."""
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from braidlm import __version__
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import explained_disk_errors, write_json
 from braidlm.core.reading import read_json
-from braidlm.data.packing.packed_data import token_dtype
+from braidlm.data.packing.packed_data import MANIFEST, Manifest, TargetCounts, token_dtype
 from braidlm.data.sources.format import Piece, by_document, from_first_word
-from braidlm.data.tokenizing.cutting import Cutter
+from braidlm.data.tokenizing.encoding import EncodedBatch, Packer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.data.tokenizing.words import AddedSpaces, TextBatch
-from braidlm.model.config.ranges import CountOrZero
+from braidlm.model.config.ranges import Count, CountOrZero
 from braidlm.model.config.strict import decode
 
 BATCH_CHARS = 1 << 18
 """Text encoded at a time: enough for vectorised counting, little enough for small memory."""
 MAX_DOCUMENT_BYTES = (1 << 32) - 1
 """lengths.bin has four bytes for each number."""
-FILES = ("tokens", "words", "documents")
 TARGETS = "targets"
 """The file of a shard in which only some tokens are targets."""
 COLUMNS = 4
 """The numbers of each document in the documents' file: tokens, words, bytes, and the bytes of targets."""
+BLOCK = 1 << 22
+DOCUMENTS = 1 << 18
+"""Documents whose counts are in memory at a time."""
 
 
 @dataclass
@@ -50,124 +52,23 @@ class ShardCounts:
     """Places at which a long document was cut for encoding although the tokens there may be others."""
 
 
-@dataclass
-class EncodedBatch:
-    """Encoded texts, one after another, with EOS where a document ends."""
-
-    tokens: np.ndarray
-    words: np.ndarray
-    """Words that begin in each token."""
-    targets: np.ndarray
-    """uint8: 1 for each token that is to be predicted."""
-    texts: np.ndarray
-    """[texts, 5]: tokens, words, bytes, bytes of targets, and whether a document ends."""
-    empty: int
-    """Texts that gave no token at all (a normaliser may remove every character) and were left out."""
-
-
-class Packer:
-    """Encodes batches of texts with one tokenizer."""
-
-    def __init__(self, tokenizer: BraidTokenizer, has_prompts: bool = False):
-        """`has_prompts` says that not every token is a target, so that shards have a file of targets."""
-        self.tokenizer, self.has_prompts = tokenizer, has_prompts
-        self.cutter = Cutter(tokenizer)
-        self.dtype = token_dtype(tokenizer.vocab_size)
-
-    def pack(
-        self,
-        texts: Sequence[str],
-        ends: Sequence[bool],
-        within_word: Sequence[bool] | None = None,
-        prompts: Sequence[int] | None = None,
-    ) -> EncodedBatch:
-        """Encode texts; `ends` says which of them end a document and get an EOS, `within_word` which begin within one.
-
-        A text that does not end a document is followed by its next part. `prompts` are the characters at the beginning
-        of each text that are only read: a token that reaches beyond them is a target, and the EOS is one.
-        """
-        spans = TextBatch(texts, within_word)
-        prompts = prompts or [0] * len(texts)
-        prompt_bytes = np.array([len(text[:count].encode()) for text, count in zip(texts, prompts, strict=True)])
-        ids, counts, words, token_ends, in_bytes = self._encode(texts, spans)
-        targets = (token_ends > np.repeat(prompt_bytes if in_bytes else prompts, counts)).astype(np.uint8)
-        kept = counts > 0
-        if not kept.all() and not all(ends):
-            raise BraidError(
-                "the tokenizer gives no tokens at all for a part of a long text", todo="Choose another tokenizer."
-            )
-        ending = np.array(ends) & kept
-        eos = self.tokenizer.eos_id
-        if eos is not None:
-            positions = np.cumsum(counts)[ending]
-            ids, words = np.insert(ids, positions, eos), np.insert(words, positions, 0)
-            targets = np.insert(targets, positions, 1)
-            counts = counts + ending
-        rows = np.stack([counts, spans.words, spans.bytes, spans.bytes - prompt_bytes, ending], axis=1)[kept]
-        return EncodedBatch(ids.astype(self.dtype), words, targets, rows, int((~kept).sum()))
-
-    def _encode(
-        self, texts: Sequence[str], spans: TextBatch
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]:
-        """Ids, tokens per text, words per token, where each token ends in its text, and whether that is in bytes."""
-        if self.tokenizer.is_plain_bytes:
-            ids = np.frombuffer("".join(texts).encode("utf-8"), dtype=np.uint8).astype(np.int64)
-            words = spans.words_by_length(np.ones_like(ids), spans.bytes)
-            assert words is not None, "bytes always add up"
-            return ids, spans.bytes, words, _ends_within(np.ones_like(ids), spans.bytes), True
-        backend = self.tokenizer.backend
-        if self._token_bytes is not None:
-            encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
-            ids, counts = _flat([encoding.ids for encoding in encodings])
-            sizes = self._token_bytes[ids]
-            if self.tokenizer.space_before != "nothing":  # a first token has a space that is not in the text
-                first = (np.cumsum(counts) - counts)[counts > 0]
-                sizes[first] -= [text[:1] != " " for text, count in zip(texts, counts, strict=True) if count]
-                if self._added_spaces is not None:
-                    sizes -= self._added_spaces.of(ids, first)
-            words = spans.words_by_length(sizes, counts)
-            if words is not None:
-                return ids, counts, words, _ends_within(sizes, counts), True
-        # The tokens do not spell the text, which was normalised, so offsets are needed.
-        encodings = backend.encode_batch(list(texts), add_special_tokens=False)
-        ids, counts = _flat([encoding.ids for encoding in encodings])
-        offsets = [np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) for encoding in encodings]
-        words = spans.words_by_offset([pairs[:, 0] for pairs in offsets])
-        return ids, counts, words, np.concatenate(offsets)[:, 1], False
-
-    @cached_property
-    def _added_spaces(self) -> AddedSpaces | None:
-        return AddedSpaces(self.tokenizer.token_bytes) if self.tokenizer.space_before == "lines" else None
-
-    @cached_property
-    def _token_bytes(self) -> np.ndarray | None:
-        """The number of bytes of each id, for byte-level tokenizers."""
-        if not self.tokenizer.is_byte_level:
-            return None
-        lengths = np.zeros(self.tokenizer.vocab_size, dtype=np.int64)
-        for token, index in self.tokenizer.backend.get_vocab(with_added_tokens=True).items():
-            lengths[index] = len(token)
-        for index, added in self.tokenizer.backend.get_added_tokens_decoder().items():
-            lengths[index] = len(added.content.encode("utf-8"))
-        # Some byte-level tokenizers put a space before every text; then the lengths never add up.
-        probe = self.tokenizer.encode("a b")
-        return lengths if lengths[probe].sum() == len("a b") else None
-
-
-def pack_shard(pieces: Iterable[Piece], packer: Packer, folder: Path, index: int, where: str) -> ShardCounts:
+def pack_shard(
+    pieces: Iterable[Piece], packer: Packer, has_prompts: bool, folder: Path, index: int, where: str
+) -> ShardCounts:
     """Write one shard's tokens, words and document counts; `NNNNNN.json` appears last."""
     counts, open_document = ShardCounts(), np.zeros(COLUMNS, dtype=np.int64)
-    names = (*FILES, *([TARGETS] if packer.has_prompts else []))
+    dtype = token_dtype(packer.tokenizer.vocab_size)
+    names = ("tokens", "words", "documents", *([TARGETS] if has_prompts else []))
     scratch = {name: folder / f"{index:06d}.{name}.{os.getpid()}" for name in names}
     with explained_disk_errors(folder):
-        with contextlib.ExitStack() as stack:
-            files = {name: stack.enter_context(open(path, "wb")) for name, path in scratch.items()}
+        with _synced_files(scratch) as files:
             for parts in _batches(pieces, packer, counts, where):
                 batch = _encoded(parts, packer, where)
                 rows, open_document = _documents(batch.texts, open_document)
                 if max(open_document[2], rows[:, 2].max(initial=0)) > MAX_DOCUMENT_BYTES:
                     raise BraidError("a document has more than 4 GiB", where, "Divide it into several documents.")
-                arrays = {"tokens": batch.tokens, "words": batch.words, "documents": rows, TARGETS: batch.targets}
+                tokens = batch.tokens.astype(dtype)
+                arrays = {"tokens": tokens, "words": batch.words, "documents": rows, TARGETS: batch.targets}
                 for name, file in files.items():
                     file.write(arrays[name].tobytes())
                 counts.empty += batch.empty
@@ -176,36 +77,37 @@ def pack_shard(pieces: Iterable[Piece], packer: Packer, folder: Path, index: int
                 counts.words += int(batch.texts[:, 1].sum())
                 counts.bytes += int(batch.texts[:, 2].sum())
                 counts.targets += int(batch.targets.sum(dtype=np.int64))
-            for file in files.values():
-                file.flush()
-                os.fsync(file.fileno())
         for name, path in scratch.items():
             os.replace(path, folder / f"{index:06d}.{name}")
         write_json(folder / f"{index:06d}.json", asdict(counts))
     return counts
 
 
-def remove_scratch_files(folder: Path) -> None:
-    """Remove what a killed process had written of its shard."""
-    for path in folder.glob("*.*.*"):
-        path.unlink(missing_ok=True)
+@contextlib.contextmanager
+def _synced_files(paths: dict[str, Path]) -> Iterator[dict[str, BinaryIO]]:
+    """New files, which are on the disk when the block ends."""
+    with contextlib.ExitStack() as stack:
+        files: dict[str, BinaryIO] = {name: stack.enter_context(open(path, "wb")) for name, path in paths.items()}
+        yield files
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
 
 
-def finished_shard(
-    folder: Path, index: int, dtype: np.dtype, vocab_size: int, has_prompts: bool = False
-) -> ShardCounts | None:
+def finished_shard(folder: Path, index: int, vocab_size: int, has_prompts: bool = False) -> ShardCounts | None:
     """The counts of a shard that is finished and complete; None if it has to be packed, also because it is damaged."""
+    path = folder / f"{index:06d}.json"
     try:
-        counts = decode(ShardCounts, read_json(folder / f"{index:06d}.json"))
-        dtypes: tuple[np.dtype, ...] = (dtype, np.dtype(np.uint8), np.dtype(np.int64))
+        counts = decode(ShardCounts, read_json(path))
+        dtypes: dict[str, Any] = {"tokens": token_dtype(vocab_size), "words": np.uint8, "documents": np.int64}
         tokens, words, rows = (
-            np.memmap(folder / f"{index:06d}.{name}", dtype=kind, mode="r") if counts.documents else np.zeros(0, kind)
-            for name, kind in zip(FILES, dtypes, strict=True)
+            np.memmap(path.with_suffix(f".{name}"), dtype, "r") if counts.documents else np.zeros(0, dtype)
+            for name, dtype in dtypes.items()
         )
         totals = rows.reshape(-1, COLUMNS).sum(axis=0).tolist()
         targets = counts.targets
         if has_prompts:
-            targets = int(np.fromfile(folder / f"{index:06d}.{TARGETS}", dtype=np.uint8).sum(dtype=np.int64))
+            targets = int(np.fromfile(path.with_suffix(f".{TARGETS}"), dtype=np.uint8).sum(dtype=np.int64))
     except (OSError, ValueError):
         return None
     complete = (
@@ -283,14 +185,121 @@ def _documents(texts: np.ndarray, carried: np.ndarray) -> tuple[np.ndarray, np.n
     return np.diff(closed, axis=0, prepend=np.zeros((1, COLUMNS), dtype=np.int64)), unfinished
 
 
-def _ends_within(lengths: np.ndarray, tokens_per_text: np.ndarray) -> np.ndarray:
-    """Where each token ends in its text, from the lengths of all tokens."""
-    ends = np.cumsum(lengths)
-    before = np.concatenate(([0], ends))[np.cumsum(tokens_per_text) - tokens_per_text]
-    return np.asarray(ends - np.repeat(before, tokens_per_text))
+@dataclass(frozen=True)
+class Limit:
+    """The maximum size of a data set, in whole documents from the beginning."""
+
+    documents: Count | None = None
+    words: Count | None = None
+
+    def __post_init__(self) -> None:
+        decode(Limit, self, "limit")
+
+    def __bool__(self) -> bool:
+        return self.documents is not None or self.words is not None
+
+    def reached_by(self, shards: Sequence[ShardCounts]) -> bool:
+        """Whether these shards contain as much as the limit allows."""
+        documents, words = sum(shard.documents for shard in shards), sum(shard.words for shard in shards)
+        return any(most is not None and n >= most for n, most in ((documents, self.documents), (words, self.words)))
+
+    def take(self, rows: np.ndarray, documents: int, words: int) -> int:
+        """How many documents of these rows (see `COLUMNS`) fit behind those already kept."""
+        fit = len(rows) if self.documents is None else min(len(rows), self.documents - documents)
+        if self.words is not None:
+            fit = min(fit, int(np.searchsorted(np.cumsum(rows[:, 1]), self.words - words, side="right")))
+        return fit
 
 
-def _flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    counts = np.array([len(row) for row in rows], dtype=np.int64)
-    flat = np.fromiter((index for row in rows for index in row), dtype=np.int64, count=int(counts.sum()))
-    return flat, counts
+def assemble(
+    folder: Path,
+    out: Path,
+    name: str,
+    tokenizer: BraidTokenizer,
+    shards: Sequence[ShardCounts],
+    limit: Limit,
+    source: dict[str, Any],
+    has_prompts: bool,
+) -> None:
+    """Write the packed data set inside the work folder, then rename it to `out`, replacing what was there."""
+    final = folder / "final"
+    shutil.rmtree(final, ignore_errors=True)
+    final.mkdir()
+    dtype = token_dtype(tokenizer.vocab_size)
+    totals, targets = _join(folder / "shards", final, len(shards), limit, dtype, has_prompts)
+    if not totals.documents:
+        raise BraidError("the limit leaves no document", todo="The first document is longer than the limit: raise it.")
+    tokenizer.save(final / "tokenizer")
+    manifest = Manifest(
+        name=name,
+        tokens=totals.tokens,
+        documents=totals.documents,
+        words=totals.words,
+        bytes=totals.bytes,
+        dtype="uint16" if dtype == np.uint16 else "uint32",
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        tokenizer=tokenizer.fingerprint,
+        source=source | {"empty_documents": sum(shard.empty for shard in shards), "braidlm": __version__},
+        targets=targets if has_prompts else None,
+    )
+    write_json(final / MANIFEST, asdict(manifest))
+    if out.exists():
+        os.rename(out, folder / "replaced")
+    os.rename(final, out)
+
+
+def _join(
+    shards_folder: Path, final: Path, count: int, limit: Limit, dtype: np.dtype, has_prompts: bool
+) -> tuple[ShardCounts, TargetCounts]:
+    """Concatenate the shards' files up to the limit; the counts of what was joined."""
+    totals, targets = ShardCounts(), TargetCounts(0, 0)
+    # The files that have an entry per token, with its bytes.
+    per_token = {"tokens": dtype.itemsize, "words": 1} | ({TARGETS: 1} if has_prompts else {})
+    names = (*per_token, "documents", "lengths", *(["target_bytes"] if has_prompts else []))
+    with _synced_files({name: final / f"{name}.bin" for name in names}) as files:
+        np.zeros(1, dtype=np.int64).tofile(files["documents"])
+        for index in range(count):
+            whole, shard_tokens = True, 0
+            for rows in _document_rows(shards_folder / f"{index:06d}.documents"):
+                kept = limit.take(rows, totals.documents, totals.words)
+                whole = kept == len(rows)
+                rows = rows[:kept]
+                (totals.tokens + shard_tokens + np.cumsum(rows[:, 0])).tofile(files["documents"])
+                rows[:, 1:3].astype(np.uint32).tofile(files["lengths"])
+                if has_prompts:
+                    rows[:, 3].astype(np.uint32).tofile(files["target_bytes"])
+                tokens, words, size, target_size = rows.sum(axis=0).tolist()
+                shard_tokens += tokens
+                totals.documents += kept
+                totals.words += words
+                totals.bytes += size
+                targets.bytes += target_size
+                if not whole:
+                    break
+            for name, itemsize in per_token.items():
+                path = shards_folder / f"{index:06d}.{name}"
+                targets.tokens += _copy(path, files[name], shard_tokens * itemsize, name == TARGETS)
+            totals.tokens += shard_tokens
+            if not whole:
+                break
+    return totals, targets
+
+
+def _document_rows(path: Path) -> Iterator[np.ndarray]:
+    """The counts of each document of a shard, some at a time: one shard may have a hundred million."""
+    with open(path, "rb") as file:
+        while len(rows := np.fromfile(file, dtype=np.int64, count=COLUMNS * DOCUMENTS)):
+            yield rows.reshape(-1, COLUMNS)
+
+
+def _copy(path: Path, target: BinaryIO, size: int, counted: bool = False) -> int:
+    """Copy the first `size` bytes of a file; if `counted`, the sum of them, else 0."""
+    total = 0
+    with open(path, "rb") as file:
+        while size > 0 and (block := file.read(min(BLOCK, size))):
+            target.write(block)
+            size -= len(block)
+            total += int(np.frombuffer(block, np.uint8).sum(dtype=np.int64)) if counted else 0
+    assert size == 0, f"{path} is shorter than its counts say"
+    return total

@@ -8,7 +8,7 @@ from typing import Any
 
 from braidlm.core.console import progress, say
 from braidlm.core.errors import BraidError
-from braidlm.data.packing.assembly import Limit
+from braidlm.data.packing.shards import Limit
 from braidlm.data.sources.format import by_document, from_first_word
 from braidlm.data.sources.plan import ReadOptions, Shard, ShardPlan, no_documents
 from braidlm.data.tokenizing.build import (

@@ -23,10 +23,12 @@ from braidlm.core.files import make_folder, write_json, write_text
 from braidlm.core.interruptions import INTERRUPTIONS
 from braidlm.core.locks import lock_or_refuse, lock_or_wait
 from braidlm.core.reading import read_json, system_error
-from braidlm.data.packing.shards import Packer, ShardCounts, pack_shard
+from braidlm.data.packing.shards import ShardCounts, pack_shard
 from braidlm.data.sources.plan import ReadOptions, Shard
 from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.encoding import Packer
 
+THREADS = "TOKENIZERS_PARALLELISM"
 KEY, LOCK, JOB = "key", "lock", "job.json"
 """Files of the folder of unfinished work."""
 
@@ -58,11 +60,12 @@ class Job:
         return self.options.answer is not None
 
     def packer(self) -> Packer:
-        return Packer(load_tokenizer(self.folder / "tokenizer"), self.has_prompts)
+        return Packer(load_tokenizer(self.folder / "tokenizer"))
 
     def pack(self, index: int, packer: Packer) -> ShardCounts:
         shard = self.shards[index]
-        return pack_shard(shard.format.pieces(shard, self.options), packer, self.results, index, shard.place)
+        pieces = shard.format.pieces(shard, self.options)
+        return pack_shard(pieces, packer, self.has_prompts, self.results, index, shard.place)
 
 
 def pack_all(job: Job, indices: Sequence[int], workers: int) -> Iterator[tuple[int, ShardCounts]]:
@@ -77,10 +80,8 @@ def pack_all(job: Job, indices: Sequence[int], workers: int) -> Iterator[tuple[i
 
 
 def _in_processes(job: Job, indices: Sequence[int], workers: int) -> Iterator[tuple[int, ShardCounts]]:
-    pending: queue.SimpleQueue[int] = queue.SimpleQueue()
+    pending = list(reversed(indices))
     answers: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
-    for index in indices:
-        pending.put(index)
     processes: list[subprocess.Popen[str]] = []
     threads: list[threading.Thread] = []
     try:
@@ -110,7 +111,7 @@ def _start_process(folder: Path) -> "subprocess.Popen[str]":
     package = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     # One thread each: the processes fill the cores.
-    environment = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, THREADS: "false", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "braidlm.data.packing.workers", str(folder)],
         stdin=subprocess.PIPE,
@@ -137,16 +138,14 @@ def _blocked_interruptions() -> Iterator[None]:
 
 
 def _feed(
-    process: "subprocess.Popen[str]",
-    pending: "queue.SimpleQueue[int]",
-    answers: "queue.SimpleQueue[tuple[int, dict[str, Any]]]",
+    process: "subprocess.Popen[str]", pending: list[int], answers: "queue.SimpleQueue[tuple[int, dict[str, Any]]]"
 ) -> None:
     """Send one process shard after shard until none is left."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(queue.Empty):
+    with contextlib.suppress(IndexError):  # all are given out
         while True:
-            index = pending.get_nowait()
+            index = pending.pop()
             try:
                 process.stdin.write(f"{index}\n")
                 process.stdin.flush()
@@ -227,16 +226,13 @@ def _clear(folder: Path) -> None:
 @contextlib.contextmanager
 def _tokenizer_threads(enabled: bool) -> Iterator[None]:
     """Turn the tokenizer's threads on or off: a single process uses several cores through them."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "true" if enabled else "false"
+    before = {name: value for name, value in os.environ.items() if name == THREADS}
+    os.environ[THREADS] = "true" if enabled else "false"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ[THREADS]
+        os.environ |= before
 
 
 def _run_worker(folder: Path, answers: TextIO) -> None:

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import given_path, read_json
-from braidlm.data.tokenizing.cutting import PART_CHARS, word_ends
+from braidlm.data.tokenizing.encoding import PART_CHARS, word_ends
 from braidlm.data.tokenizing.tokenizer import (
     BETWEEN_LINES,
     ROLES,

@@ -24,11 +24,11 @@ from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.loading.streams import Subset, whole_documents
 from braidlm.data.loading.validation import row_starts
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
-from braidlm.data.packing.shards import Packer
 from braidlm.data.sources.format import Piece, by_document
 from braidlm.data.sources.plan import ReadOptions, check_answers, plan_shards
 from braidlm.data.sources.text import parse_separators, unescaped
 from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.encoding import Packer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.results import Part, TaskResult

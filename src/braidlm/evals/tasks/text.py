@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from braidlm.core.errors import BraidError
-from braidlm.data.tokenizing.cutting import Cutter
+from braidlm.data.tokenizing.encoding import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import HeldOutText, bits_result, document_sums, read_text, window_of

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from braidlm.data.corpora.builtin import document
-from braidlm.data.tokenizing import cutting
+from braidlm.data.tokenizing import encoding
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, train_bpe
-from braidlm.data.tokenizing.cutting import Cutter
+from braidlm.data.tokenizing.encoding import Cutter
 from braidlm.data.tokenizing.tokenizer import BETWEEN_LINES
 
 ENGLISH = "\n\n".join(document(corpus, 0, number) for number in range(60) for corpus in ("stories", "maths"))
 README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-CODE = Path(cutting.__file__).read_text(encoding="utf-8")
+CODE = Path(encoding.__file__).read_text(encoding="utf-8")
 CHINESE = "".join(f"小狐狸去了第{number}个城市。那里有很多人，他们说：“你好！”\n" for number in range(400))
 TEXTS = {"english": ENGLISH, "markdown": README, "code": CODE * 4, "chinese": CHINESE}
 
@@ -35,8 +35,8 @@ LLAMA_3 = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r
 
 @pytest.fixture(autouse=True)
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "PART_CHARS", 300)
-    monkeypatch.setattr(cutting, "MAX_PART_CHARS", 2400)
+    monkeypatch.setattr(encoding, "PART_CHARS", 300)
+    monkeypatch.setattr(encoding, "MAX_PART_CHARS", 2400)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -84,7 +84,7 @@ def test_a_text_without_a_place_to_cut_is_cut_all_the_same(text: str) -> None:
     cutter = Cutter(tokenizer(text))
     parts = list(cutter.parts([text]))
     assert "".join(parts) == text
-    assert max(map(len, parts)) <= 2400 + 300 + cutting.AROUND
+    assert max(map(len, parts)) <= 2400 + 300 + encoding.AROUND
     assert cutter.tokenizer.decode(cutter.encode(text)) == text
 
 

@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from braidlm.core.errors import BraidError
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.data.packing.prepare import prepare
-from braidlm.data.packing.shards import Packer
 from braidlm.data.sources.format import ReadOptions
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, load_tokenizer, train_bpe
-from braidlm.data.tokenizing.cutting import PART_CHARS
+from braidlm.data.tokenizing.encoding import PART_CHARS, Packer
 
 ROWS = [
     {"q": f"Wie viel ist {n} + {n}, Zoë?", "a": f"{n} + {n} = {2 * n} Äpfel\n#### {2 * n}", "id": n} for n in range(40)

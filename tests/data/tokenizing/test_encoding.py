@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from braidlm.core.errors import BraidError
-from braidlm.data.packing.shards import Packer
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, train_bpe
-from braidlm.data.tokenizing.words import TextBatch
+from braidlm.data.tokenizing.encoding import Packer, TextBatch
 
 SPACES = " \t\n\x0b\x0c\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2003\u2028\u2029\u202f\u205f\u3000\u200b\ufeff"
 TEXTS = st.text(st.one_of(st.sampled_from(SPACES + "ab'.1éß你𝄞👩\u0301"), st.characters(exclude_categories=["Cs"])))
