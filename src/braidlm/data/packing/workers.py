@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -68,7 +68,7 @@ class Job:
         return pack_shard(pieces, packer, self.has_prompts, self.results, index, shard.place)
 
 
-def pack_all(job: Job, indices: Sequence[int], workers: int) -> Iterator[tuple[int, ShardCounts]]:
+def pack_all(job: Job, indices: Sequence[int], workers: int) -> Generator[tuple[int, ShardCounts], None, None]:
     """Pack shards, yielding the counts of each when it is finished. Closing the iterator stops the work."""
     if min(workers, len(indices)) <= 1:
         packer = job.packer()
