@@ -73,11 +73,17 @@ def evaluate(
     settings = settings or Settings()
     if not tasks and not harness:
         raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
-    opened = _open_tasks([tasks] if isinstance(tasks, str) else tasks, settings, data, data_of or {})
+    names = expand([tasks] if isinstance(tasks, str) else tasks)
+    registered = {name: TASKS[name] for name in names}  # an unknown name is an error that suggests the nearest
+    opened = []
+    for name, path in find_data(names, data, data_of or {}).items():
+        task = registered[name]
+        about = {key: getattr(task, key) for key in ("description", "metric", "licence", "version")}
+        opened.append(_opened_task(name, path, task().open_with(path, settings), about, settings, task.uses))
     folder = None if harness_tasks is None else Path(harness_tasks)
     for name in dict.fromkeys([harness] if isinstance(harness, str) else harness):
-        task = open_harness(name, folder, harness_shots)
-        opened.append(_OpenedTask(f"{PREFIX}{name}", folder, task, task.about))
+        opened_harness = open_harness(name, folder, harness_shots)
+        opened.append(_opened_task(f"{PREFIX}{name}", folder, opened_harness, opened_harness.about, settings))
     _check_settings(opened, settings)
     device = choose_device(device)
     if dtype not in DTYPES:
@@ -91,7 +97,7 @@ def evaluate(
         check_runs(next(iter(run_tasks)), folders)
     cache = None if out is None else ResultCache(Path(out))
     results = [_model_results(folder, opened, settings, cache, device, dtype) for folder in folders]
-    evaluation = Evaluation(results, {task.name: task.facts(settings) for task in opened}, dtype, versions())
+    evaluation = Evaluation(results, {task.name: task.facts for task in opened}, dtype, versions())
     for run, checkpoints in evaluation.runs.items() if run_tasks else ():
         evaluation.over_runs[run] = {name: data.score_run(name, checkpoints) for name, data in run_tasks.items()}
     evaluation.verdicts = compare_best(evaluation.models)
@@ -120,20 +126,18 @@ class _OpenedTask:
     """A task with its data open."""
 
     name: str
-    path: Path | None
     data: OpenTask
-    about: dict[str, Any]
-    """Description, metric, licence, version."""
-    uses: tuple[str, ...] = ()
-    """The settings that its score depends on."""
+    facts: dict[str, Any]
+    """Description, metric, licence, version; the data and its hash; the `settings` that the score depends on."""
 
-    def facts(self, settings: Settings) -> dict[str, Any]:
-        about = {**self.about, "data": str(self.path), "sha256": self.data.sha256, "count": self.data.count}
-        return about | self.settings(settings)
 
-    def settings(self, settings: Settings) -> dict[str, Any]:
-        """The settings that its score depends on, under `settings`, if there are some."""
-        return {"settings": {name: getattr(settings, name) for name in self.uses}} if self.uses else {}
+def _opened_task(
+    name: str, path: Path | None, data: OpenTask, about: dict[str, Any], settings: Settings, uses: Sequence[str] = ()
+) -> _OpenedTask:
+    facts = {**about, "data": str(path), "sha256": data.sha256, "count": data.count}
+    if uses:
+        facts["settings"] = {setting: getattr(settings, setting) for setting in uses}
+    return _OpenedTask(name, data, facts)
 
 
 def _check_settings(tasks: Sequence[_OpenedTask], settings: Settings) -> None:
@@ -143,20 +147,8 @@ def _check_settings(tasks: Sequence[_OpenedTask], settings: Settings) -> None:
         data.check(settings)
     defaults = asdict(Settings())
     changed = [name for name, value in asdict(settings).items() if value != defaults[name]]
-    if changed and not checking and not any(task.uses for task in tasks):
+    if changed and not checking and not any("settings" in task.facts for task in tasks):
         warn(f"no task that is evaluated has a use for {', '.join(changed)}")
-
-
-def _open_tasks(
-    names: Sequence[str], settings: Settings, root: StrPath | None, own: Mapping[str, StrPath]
-) -> list[_OpenedTask]:
-    names = expand(names)
-    tasks = {name: TASKS[name] for name in names}  # an unknown name is an error that suggests the nearest
-    opened = []
-    for name, path in find_data(names, root, own).items():
-        about = {key: getattr(tasks[name], key) for key in ("description", "metric", "licence", "version")}
-        opened.append(_OpenedTask(name, path, tasks[name]().open_with(path, settings), about, tasks[name].uses))
-    return opened
 
 
 def _model_results(
@@ -175,12 +167,11 @@ def _model_results(
         key = {
             "model": folder.sha256,
             "task": task.name,
-            "version": task.about["version"],
+            "version": task.facts["version"],
             "data": task.data.sha256,
             "dtype": dtype,
-            **({} if folder.paths is None else {"paths": folder.paths}),
-            **({} if folder.without is None else {"without": folder.without}),
-            **task.settings(settings),
+            **{name: value for name in ("paths", "without") if (value := getattr(folder, name)) is not None},
+            **({"settings": task.facts["settings"]} if "settings" in task.facts else {}),
         }
         result = None if cache is None else cache.find(key)
         if result is None:

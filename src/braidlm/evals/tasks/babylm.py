@@ -21,6 +21,8 @@ from braidlm.evals.formats.options import METRIC, Item, RankedOptions, read_pair
 from braidlm.evals.rows import Row, protected_files, read_rows, rows_of
 from braidlm.evals.tasks.task import TASKS, HubSource, Task
 
+IN_FULL, IN_FAST = "full evaluation of BabyLM 2025", "fast evaluation of BabyLM 2025, for checkpoints"
+
 
 class _MinimalPairTask(Task):
     metric = METRIC
@@ -40,46 +42,26 @@ class Blimp(_MinimalPairTask):
     fetch = f"`git clone https://github.com/alexwarstadt/blimp DATA/blimp`, or {hub.command}"
 
 
-TASKS.declare(
-    "blimp_filtered",
-    _MinimalPairTask,
-    description="BLiMP with only words of the BabyLM corpora: the full evaluation of BabyLM 2025",
-    size="67 sets, 59,875 pairs",
-    licence=f"CC BY 4.0 (BLiMP), {LICENCE}",
-    babylm=("full_eval/blimp_filtered",),
-)
-TASKS.declare(
-    "blimp_fast",
-    _MinimalPairTask,
-    description="a fifth of BLiMP: the fast evaluation of BabyLM 2025, for checkpoints",
-    size="67 sets of 200 pairs",
-    licence=f"CC BY 4.0 (BLiMP), {LICENCE}",
-    babylm=("fast_eval/blimp_fast",),
-)
-TASKS.declare(
-    "blimp_supplement",
-    _MinimalPairTask,
-    description="minimal pairs of dialogue, questions and hypernyms: the full evaluation of BabyLM 2025",
-    size="5 sets, 5,218 pairs",
-    babylm=("full_eval/supplement_filtered",),
-)
-TASKS.declare(
-    "supplement_fast",
-    _MinimalPairTask,
-    description="a part of the BLiMP supplement: the fast evaluation of BabyLM 2025, for checkpoints",
-    size="5 sets of 50 pairs",
-    babylm=("fast_eval/supplement_fast",),
-)
+class _FilteredBlimp(_MinimalPairTask):
+    licence = f"CC BY 4.0 (BLiMP), {LICENCE}"
+
+
+_about = f"BLiMP with only words of the BabyLM corpora: the {IN_FULL}"
+TASKS.declare("blimp_filtered", _FilteredBlimp, _about, "67 sets, 59,875 pairs", "full_eval/blimp_filtered")
+_about = f"a fifth of BLiMP: the {IN_FAST}"
+TASKS.declare("blimp_fast", _FilteredBlimp, _about, "67 sets of 200 pairs", "fast_eval/blimp_fast")
+_about = f"minimal pairs of dialogue, questions and hypernyms: the {IN_FULL}"
+TASKS.declare("blimp_supplement", _MinimalPairTask, _about, "5 sets, 5,218 pairs", "full_eval/supplement_filtered")
+_about = f"a part of the BLiMP supplement: the {IN_FAST}"
+TASKS.declare("supplement_fast", _MinimalPairTask, _about, "5 sets of 50 pairs", "fast_eval/supplement_fast")
 
 COMPS_EXAMPLE = '{"prefix_acceptable": "A cat", "prefix_unacceptable": "A sock", "property_phrase": "can purr."}'
-COMPS_SETS = {
-    "comps_base": "base",
-    "comps_wugs": "wugs",
-    "comps_wugs_dist-before": "wugs_dist_before",
-    "comps_wugs_dist-in-between": "wugs_dist_in_between",
-}
 BOTH = "comps_wugs_dist"
 DISTRACTIONS = {"before": "wugs_dist_before", "in-between": "wugs_dist_in_between"}
+COMPS_SETS = {
+    **{"comps_base": "base", "comps_wugs": "wugs"},
+    **{f"{BOTH}-{kind}": name for kind, name in DISTRACTIONS.items()},
+}
 
 
 @TASKS.register("comps")
@@ -139,20 +121,11 @@ class _EntityTracking(Task):
         return RankedOptions(items, rows.sha256, self.metric, splits)
 
 
-TASKS.declare(
-    "entity_tracking",
-    _EntityTracking,
-    description="what is in a box after things were moved about? The full evaluation of BabyLM 2025",
-    size="3 splits, 9,483 items of 5 options",
-    babylm=("full_eval/entity_tracking",),
-)
-TASKS.declare(
-    "entity_tracking_fast",
-    _EntityTracking,
-    description="one split of entity tracking: the fast evaluation of BabyLM 2025, for checkpoints",
-    size="1 split, 3,152 items of 5 options",
-    babylm=("fast_eval/entity_tracking_fast",),
-)
+_about = f"what is in a box after things were moved about? The {IN_FULL}"
+_size = "3 splits, 9,483 items of 5 options"
+TASKS.declare("entity_tracking", _EntityTracking, _about, _size, "full_eval/entity_tracking")
+_about, _size = f"one split of entity tracking: the {IN_FAST}", "1 split, 3,152 items of 5 options"
+TASKS.declare("entity_tracking_fast", _EntityTracking, _about, _size, "fast_eval/entity_tracking_fast")
 
 PASSWORDS = ("ewok", "BabyLM2025")
 """The passwords of the published archives; they keep crawlers out, not people."""
@@ -181,8 +154,8 @@ class _Ewok(Task):
 TASKS.declare(
     "ewok",
     _Ewok,
-    description="world knowledge: which of two sentences fits a context? The full evaluation of BabyLM 2025",
-    size="11 domains, 7,618 items",
+    f"world knowledge: which of two sentences fits a context? The {IN_FULL}",
+    "11 domains, 7,618 items",
     folder_names=("full", "ewok_filtered", "ewok_full"),
     locations=(*babylm_locations("full_eval/ewok_filtered"), "ewok/full", "ewok.zip", "ewok_filtered.zip"),
     fetch="Agree to its terms at https://huggingface.co/datasets/ewok-core/ewok-core-1.0, then `python -m "
@@ -191,8 +164,8 @@ TASKS.declare(
 TASKS.declare(
     "ewok_fast",
     _Ewok,
-    description="a part of EWoK: the fast evaluation of BabyLM 2025, for checkpoints",
-    size="11 domains of 100 items",
+    f"a part of EWoK: the {IN_FAST}",
+    "11 domains of 100 items",
     folder_names=("fast", "ewok_fast"),
     locations=(
         *(*babylm_locations("fast_eval/ewok_fast"), "ewok/fast", "ewok.zip"),
@@ -222,20 +195,13 @@ class _MadeUp(Task):
     open = staticmethod(read_forms)
 
 
-TASKS.declare(
-    "wug_adj",  # Hofmann and others (2024)
-    _MadeUp,
-    description="nouns of made-up adjectives, -ity or -ness: as people would? Fast and full evaluation of BabyLM 2025",
-    size="200 words",
-    babylm=("full_eval/wug_adj_nominalization", "fast_eval/wug_adj_nominalization"),
-)
-TASKS.declare(
-    "wug_past",  # regular, or like an irregular verb (Weissweiler and others, 2023)
-    _MadeUp,
-    description="the past tense of made-up verbs: as people would form it? Fast and full evaluation of BabyLM 2025",
-    size="50 words",
-    babylm=("full_eval/wug_past_tense", "fast_eval/wug_past_tense"),
-)
+# Hofmann and others (2024).
+_about = "nouns of made-up adjectives, -ity or -ness: as people would? Fast and full evaluation of BabyLM 2025"
+_files = ("full_eval/wug_adj_nominalization", "fast_eval/wug_adj_nominalization")
+TASKS.declare("wug_adj", _MadeUp, _about, "200 words", *_files)
+# Regular, or like an irregular verb (Weissweiler and others, 2023).
+_about = "the past tense of made-up verbs: as people would form it? Fast and full evaluation of BabyLM 2025"
+TASKS.declare("wug_past", _MadeUp, _about, "50 words", "full_eval/wug_past_tense", "fast_eval/wug_past_tense")
 
 
 @TASKS.register("aoa")

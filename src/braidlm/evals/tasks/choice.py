@@ -79,16 +79,16 @@ class _Arc(ChoiceTask):
 TASKS.declare(
     "arc_easy",
     _Arc,
-    description="ARC, easy set: science questions of schools",
-    size="2,376 questions, mostly of 4 options",
+    "ARC, easy set: science questions of schools",
+    "2,376 questions, mostly of 4 options",
     locations=("choice/arc_easy.jsonl", "arc_easy.jsonl", "arc_easy"),
     hub=HubSource("allenai/ai2_arc", "ARC-Easy"),
 )
 TASKS.declare(
     "arc_challenge",
     _Arc,
-    description="ARC, challenge set: those that retrieval and word counts get wrong",
-    size="1,172 questions, mostly of 4 options",
+    "ARC, challenge set: those that retrieval and word counts get wrong",
+    "1,172 questions, mostly of 4 options",
     headline="per byte",
     locations=("choice/arc_challenge.jsonl", "arc_challenge.jsonl", "arc_challenge"),
     hub=HubSource("allenai/ai2_arc", "ARC-Challenge"),
@@ -259,15 +259,15 @@ class _Bmlama(Task):
 TASKS.declare(
     "bmlama17",
     _Bmlama,
-    description="BMLAMA-17: which of up to ten answers makes the sentence of least perplexity, in each language",
-    size="6,792 facts in each of up to 17 languages",
+    "BMLAMA-17: which of up to ten answers makes the sentence of least perplexity, in each language",
+    "6,792 facts in each of up to 17 languages",
     locations=("bmlama/BMLAMA17", "BMLAMA17", f"{REPOSITORY}/1_easyrun/BMLAMA17"),
 )
 TASKS.declare(
     "bmlama53",
     _Bmlama,
-    description="BMLAMA-53: the same with fewer facts in more languages",
-    size="3,070 facts in each of up to 53 languages",
+    "BMLAMA-53: the same with fewer facts in more languages",
+    "3,070 facts in each of up to 53 languages",
     locations=("bmlama/BMLAMA53", "BMLAMA53", f"{REPOSITORY}/1_easyrun/BMLAMA53"),
 )
 
@@ -285,16 +285,13 @@ FIELDS = {
     "engineering": "electrical_engineering",
 }
 """The subjects of each field of MMLU-STEM."""
-STEM = {
-    "subjects": tuple(", ".join(FIELDS.values()).split(", ")),
-    "size": "18 subjects, 3,018 questions of 4 options",
-}
+MMLU_SIZE, STEM_SIZE = "57 subjects, 14,042 questions of 4 options", "18 subjects, 3,018 questions of 4 options"
 
 
 class MmluTask(ChoiceTask):
     """Questions of all subjects, or of some, read from the CSV files of the original or from rows as on the Hub."""
 
-    size = "57 subjects, 14,042 questions of 4 options"
+    size = MMLU_SIZE
     licence = "MIT"
     locations = ("choice/mmlu", "mmlu")
     hub = HubSource("cais/mmlu", "all", ("dev", "test"))
@@ -324,30 +321,15 @@ class MmluTask(ChoiceTask):
         return endings(about + solved + _mmlu_prompt(row), LETTERS, _mmlu_answer(row), subject)
 
 
-TASKS.declare(
-    "mmlu",
-    MmluTask,
-    description="MMLU: the letter of the answer, without examples; small models are near chance",
-)
-TASKS.declare(
-    "mmlu_5shot",  # as papers report it; needs a context of a few thousand tokens
-    MmluTask,
-    description="MMLU: the letter of the answer after five examples of the subject",
-    shots=5,
-)
-TASKS.declare(
-    "mmlu_stem",
-    MmluTask,
-    description="MMLU-STEM: the letter of the answer in 18 subjects of science, without examples",
-    **STEM,
-)
-TASKS.declare(
-    "mmlu_stem_5shot",
-    MmluTask,
-    description="MMLU-STEM: the letter of the answer after five examples of the subject",
-    shots=5,
-    **STEM,
-)
+_about = "MMLU: the letter of the answer, without examples; small models are near chance"
+TASKS.declare("mmlu", MmluTask, _about, MMLU_SIZE)
+_about = "MMLU: the letter of the answer after five examples of the subject"
+TASKS.declare("mmlu_5shot", MmluTask, _about, MMLU_SIZE, shots=5)  # as papers report it; needs a long context
+_stem = tuple(", ".join(FIELDS.values()).split(", "))
+_about = "MMLU-STEM: the letter of the answer in 18 subjects of science, without examples"
+TASKS.declare("mmlu_stem", MmluTask, _about, STEM_SIZE, subjects=_stem)
+_about = "MMLU-STEM: the letter of the answer after five examples of the subject"
+TASKS.declare("mmlu_stem_5shot", MmluTask, _about, STEM_SIZE, subjects=_stem, shots=5)
 
 
 @TASKS.register("mmlu_continuation")

@@ -36,9 +36,9 @@ for _data_set in DATA_SETS:
     TASKS.declare(
         _data_set.task,
         FineTuningTask,
+        f"{_data_set.description} (after fine-tuning)",
+        _data_set.size,
         data_set=_data_set,
-        description=f"{_data_set.description} (after fine-tuning)",
-        size=_data_set.size,
         licence=_data_set.licence,
         metric=f"{_data_set.metric}, %",
         locations=_data_set.locations,

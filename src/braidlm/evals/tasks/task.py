@@ -65,9 +65,12 @@ class TaskRegistry(Registry):
 
         return add
 
-    def declare(self, name: str, base: "type[Task]", **attributes: Any) -> None:
+    def declare(
+        self, name: str, base: "type[Task]", description: str, size: str, *babylm: str, **attributes: Any
+    ) -> None:
         """Add a task that differs from its base class only in attributes."""
-        self.register(name)(type(name, (base,), attributes))
+        described = {"description": description, "size": size, "babylm": babylm}
+        self.register(name)(type(name, (base,), {**described, **attributes}))
 
 
 TASKS = TaskRegistry("task")
