@@ -65,22 +65,16 @@ class CodeProblems(TaskItems[Problem]):
         self.check(model.settings)
         languages = list(dict.fromkeys(problem.language for problem in self.items))
         with open_code_environment(languages, model.settings.code_isolation) as environment:
-            _announce(environment)
+            sandbox = environment.sandbox
+            say(f"programs run in a sandbox of {sandbox.name}")
+            if sandbox.failures:
+                warn(f"the sandbox does not prevent {', '.join(sandbox.failures)}")
+            if shared := [language.name for language in environment.languages.values() if not language.tests_apart]:
+                say(f"tests of {', '.join(shared)} run in the program's process: a program made to cheat could pass")
             problems = [problem for problem in self.items if problem.language in environment.languages]
             completions, truncated = _completions(problems, model, advance)
             failures = _failures(problems, completions, environment)
         return _result(task, problems, failures, completions, environment, model.settings, truncated)
-
-
-def _announce(environment: CodeEnvironment) -> None:
-    """Say how programs are isolated, and what a pass does not prove."""
-    sandbox = environment.sandbox
-    say(f"programs run in a sandbox of {sandbox.name}")
-    if sandbox.failures:
-        warn(f"the sandbox does not prevent {', '.join(sandbox.failures)}")
-    shared = [language.name for language in environment.languages.values() if not language.tests_apart]
-    if shared:
-        say(f"tests of {', '.join(shared)} run in the program's process: a program made to cheat could pass")
 
 
 def _sampling(settings: Settings) -> "Sampling":
@@ -95,20 +89,20 @@ def _completions(
     """The samples of each problem, and how many prompts were truncated."""
     from braidlm.evals.scoring.completions import complete, prompt_ids, token_budget
 
-    budget = token_budget(model, MAX_TOKENS)
-    shots, samples = model.settings.shots, model.settings.code_samples
-    prompts = [prompt_ids(model.tokenizer, problem.prompt(shots), model.settings.pauses) for problem in problems]
+    budget, settings = token_budget(model, MAX_TOKENS), model.settings
+    prompts = [prompt_ids(model.tokenizer, problem.prompt(settings.shots), settings.pauses) for problem in problems]
     fitted = [budget.fit(ids) for ids in prompts]
     completions = complete(
         model,
-        [ids for ids in fitted for _ in range(samples)],
+        [ids for ids in fitted for _ in range(settings.code_samples)],
         budget.new,
-        [problem.is_finished for problem in problems for _ in range(samples)],
-        _sampling(model.settings),
+        [problem.is_finished for problem in problems for _ in range(settings.code_samples)],
+        _sampling(settings),
         advance,
     )
     truncated = sum(len(ids) < len(before) for ids, before in zip(fitted, prompts, strict=True))
-    return [completions[start : start + samples] for start in range(0, len(completions), samples)], truncated
+    starts = range(0, len(completions), settings.code_samples)
+    return [completions[start : start + settings.code_samples] for start in starts], truncated
 
 
 def _failures(
@@ -124,7 +118,7 @@ def _failures(
     tests = [environment.languages[language].test(code) for language, code in distinct]
     outcomes = environment.sandbox.run_all([test.program for test in tests])
     failure = {key: test.failure(out) for key, test, out in zip(distinct, tests, outcomes, strict=True)}
-    in_order = iter(failure[source] for source in sources)
+    in_order = map(failure.__getitem__, sources)
     return [[next(in_order) for _ in samples] for samples in completions]
 
 
@@ -145,6 +139,7 @@ def _result(
         each = np.array([100 * pass_at_k(samples, count, k) for count in passed])
         rates[k] = {name: each[[other == name for other in languages]] for name in dict.fromkeys(languages)}
     means = {k: float(np.mean([values.mean() for values in rates[k].values()])) for k in rates}
+    errors = [values.var(ddof=1) / len(values) for values in rates[1].values() if len(values) > 1]
     parts = {
         LANGUAGES[name].name + ("" if k == 1 else f", pass@{k}"): Part(float(values.mean()), len(values))
         for k in (rates if len(rates[1]) > 1 or environment.missing else ())
@@ -168,7 +163,8 @@ def _result(
         metric="pass@1, %",
         score=means[1],
         count=len(problems),
-        standard_error=_standard_error(list(rates[1].values())),
+        # The error of the mean over languages of means over problems.
+        standard_error=math.sqrt(sum(errors) / len(errors) ** 2) if len(errors) == len(rates[1]) else None,
         chance=0.0,
         parts=parts,
         also={f"pass@{k}": mean for k, mean in means.items() if k > 1},
@@ -199,11 +195,3 @@ def kind(reason: str) -> str:
     """The kind of a failure: the exception's name for Python's, else the first words."""
     head, _, rest = reason.partition(": ")
     return rest.partition(":")[0].strip() if head.startswith("ended with") and rest else head
-
-
-def _standard_error(rates: Sequence[np.ndarray]) -> float | None:
-    """The error of the mean over languages of means over problems."""
-    if any(len(values) < 2 for values in rates):
-        return None
-    variance = sum(values.var(ddof=1) / len(values) for values in rates) / len(rates) ** 2
-    return math.sqrt(variance)

@@ -55,26 +55,22 @@ class HumanEval(_CodeTask):
 
     def open(self, path: Path) -> CodeProblems:
         rows = rows_of(files_of(path, below=True), path, HUMANEVAL_EXAMPLE)
-        return CodeProblems([_humaneval_problem(row) for row in rows], rows.sha256)
+        return CodeProblems([self.problem(row) for row in rows], rows.sha256)
 
-
-def _humaneval_problem(row: Row) -> Problem:
-    fields = {key: row.text(key) for key in ("task_id", "prompt", "entry_point", "test")}
-    return Problem(
-        name=fields["task_id"],
-        language="python",
-        prompt=lambda shots: fields["prompt"],
-        is_finished=functools.partial(contains_any, stops=HUMANEVAL_STOPS),
-        code=functools.partial(humaneval_code, fields),
-    )
+    def problem(self, row: Row) -> Problem:
+        """One row as a problem."""
+        fields = {key: row.text(key) for key in ("task_id", "prompt", "entry_point", "test")}
+        is_finished = functools.partial(contains_any, stops=HUMANEVAL_STOPS)
+        code = functools.partial(humaneval_code, fields)
+        return Problem(fields["task_id"], "python", lambda shots: fields["prompt"], is_finished, code)
 
 
 def humaneval_code(row: Mapping[str, str], completion: str) -> TestedCode:
     """The function, and its tests with the call of them."""
     prompt, name = row["prompt"], row["entry_point"]
-    body = truncate_at(completion, HUMANEVAL_STOPS)
     given, _ = _split_prompt("python", prompt)
-    return TestedCode(f"{prompt}{body}", f"{row['test']}\ncheck({name})", given, (name,))
+    program = prompt + truncate_at(completion, HUMANEVAL_STOPS)
+    return TestedCode(program, f"{row['test']}\ncheck({name})", given, (name,))
 
 
 MBPP_EXAMPLE = '{"task_id": 11, "text": "Write ...", "code": "def f(): ...", "test_list": ["assert f() == 1"]}'
@@ -137,13 +133,8 @@ def _mbpp_problem(fields: dict[str, Any], examples: list[dict[str, Any]], path: 
             )
         return mbpp_prompt(fields, examples[:count])
 
-    return Problem(
-        name=f"MBPP/{fields['task_id']}",
-        language="python",
-        prompt=prompt,
-        is_finished=functools.partial(contains_any, stops=MBPP_STOPS),
-        code=functools.partial(mbpp_code, fields),
-    )
+    is_finished = functools.partial(contains_any, stops=MBPP_STOPS)
+    return Problem(f"MBPP/{fields['task_id']}", "python", prompt, is_finished, functools.partial(mbpp_code, fields))
 
 
 def mbpp_prompt(row: Mapping, examples: Sequence[Mapping]) -> str:
@@ -156,9 +147,8 @@ def mbpp_code(row: Mapping, completion: str) -> TestedCode:
     """The code, and its tests."""
     tests = "\n".join([row["test_setup_code"], *row["test_list"]])
     undefined = undefined_names(tests)
-    modules = [name for name in undefined if name in sys.stdlib_module_names]
-    names = tuple(name for name in undefined if name not in modules)
-    given = "".join(f"import {name}\n" for name in modules)
+    names = tuple(name for name in undefined if name not in sys.stdlib_module_names)
+    given = "".join(f"import {name}\n" for name in undefined if name not in names)
     return TestedCode(truncate_at(completion, MBPP_STOPS), tests, given, names)
 
 
@@ -196,12 +186,9 @@ X_EXAMPLE = '{"task_id": "CPP/0", "prompt": "int f(int x){\\n", "test": "int mai
 PREFIX = "humaneval_"
 OWN_KEYS = {"go": ("import", "test_setup")}
 """Fields of a language's rows beside prompt and test; their values may be empty."""
-PYTHON_IMPORTS = (
-    *("math", "re", "sys", "copy", "datetime", "itertools", "collections", "heapq", "statistics", "functools"),
-    *("hashlib", "string"),
-)
-GO_IMPORTS = ("math", "strings", "fmt", "strconv", "time", "bytes", "regexp", "sort", "math/rand", "crypto/md5")
-CPP_IMPORTS = ("stdlib.h", "algorithm", "math.h", "stdio.h", "vector", "string", "climits", "cstring", "iostream")
+PYTHON_IMPORTS = "math re sys copy datetime itertools collections heapq statistics functools hashlib string"
+GO_IMPORTS = "math strings fmt strconv time bytes regexp sort math/rand crypto/md5"
+CPP_IMPORTS = "stdlib.h algorithm math.h stdio.h vector string climits cstring iostream"
 
 
 @TASKS.register("humaneval_x")
@@ -236,13 +223,8 @@ def _x_problem(row: Row, language: str) -> Problem:
         fields[key] = row.fields[key]
     if language in FUNCTIONS and not FUNCTIONS[language].search(fields["prompt"]):
         raise row.error("there is no beginning of a function in 'prompt'")
-    return Problem(
-        name=fields["task_id"],
-        language=language,
-        prompt=lambda shots: fields["prompt"],
-        is_finished=functools.partial(x_is_finished, language),
-        code=functools.partial(x_code, language, fields),
-    )
+    is_finished, code = functools.partial(x_is_finished, language), functools.partial(x_code, language, fields)
+    return Problem(fields["task_id"], language, lambda shots: fields["prompt"], is_finished, code)
 
 
 def x_is_finished(language: str, text: str) -> bool:
@@ -274,18 +256,18 @@ def x_code(language: str, row: Mapping[str, str], completion: str) -> TestedCode
     """The whole program, and its tests."""
     body, prompt, test = x_body(language, completion), row["prompt"], row["test"]
     if language == "python":
-        imports = "".join(f"import {name}\n" for name in PYTHON_IMPORTS)
+        imports = "".join(f"import {name}\n" for name in PYTHON_IMPORTS.split())
         imports += "from typing import *\nfrom collections import *\n"
         given, names = _split_prompt(language, prompt)
         return TestedCode(f"{imports}{prompt}{body}", test, imports + given, names)
     if language == "js":
         return TestedCode(f"{prompt}{body}", test, *_split_prompt(language, prompt))
     if language == "cpp":
-        imports = "".join(f"#include<{name}>\n" for name in CPP_IMPORTS if f"#include<{name}>" not in prompt)
+        imports = "".join(f"#include<{name}>\n" for name in CPP_IMPORTS.split() if f"#include<{name}>" not in prompt)
         return TestedCode(f"{imports}\n{prompt}{body}", test)
     if language == "go":
         setup, prompt = row["test_setup"], prompt.replace(row["import"], "")
-        used = [name for name in GO_IMPORTS if name not in setup and f"{name.split('/')[-1]}." in body]
+        used = [name for name in GO_IMPORTS.split() if name not in setup and f"{name.split('/')[-1]}." in body]
         imports = "import (\n" + "".join(f'    "{name}"\n' for name in used) + ")\n" if used else ""
         return TestedCode(f"{setup}\n{imports}{prompt}{body}", test)
     return TestedCode(f"{prompt}{body}", test)
