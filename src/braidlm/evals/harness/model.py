@@ -20,6 +20,7 @@ from braidlm.evals.scoring.near_ties import is_greedy
 from braidlm.evals.scoring.requests import (
     Request,
     begin_id,
+    consecutive_ranges,
     contains_any,
     sentence_requests,
     sliding_windows,
@@ -84,15 +85,14 @@ class HarnessModel(TemplateLM):
         return list(zip(scores.sums.tolist(), greedy.tolist(), strict=True))
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[float]:
-        windows: list[Request] = []
-        ends = []
-        for (text,) in (request.args for request in requests):
-            windows += sliding_windows(self.tok_encode(text), self.prefix_token_id, self.max_length)
-            ends.append(len(windows))
+        parts = [
+            sliding_windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length)
+            for request in requests
+        ]
         with self.unsilenced():
-            sums = self.evaluated.scorer.score(windows, self.advance).sums
-        starts = [0, *ends[:-1]]
-        return [float(sums[start:end].sum()) for start, end in zip(starts, ends, strict=True)]
+            sums = self.evaluated.scorer.score([window for windows in parts for window in windows], self.advance).sums
+        groups = consecutive_ranges([len(windows) for windows in parts])
+        return [float(sums[group.start : group.stop].sum()) for group in groups]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[str]:
         """Requests with the same settings run together."""
@@ -119,10 +119,5 @@ def generation_settings(kwargs: dict[str, Any]) -> tuple[int, list[str], Samplin
     stops = [until] if isinstance(until, str) else [stop for stop in until if stop]
     temperature = float(kwargs.get("temperature") or 0.0)
     samples = kwargs.get("do_sample", temperature > 0)
-    sampling = Sampling(
-        temperature=(temperature or 1.0) if samples else 0.0,
-        top_k=kwargs.get("top_k"),
-        top_p=kwargs.get("top_p"),
-        seed=0,
-    )
-    return max_tokens, stops, sampling
+    temperature = (temperature or 1.0) if samples else 0.0
+    return max_tokens, stops, Sampling(temperature, top_k=kwargs.get("top_k"), top_p=kwargs.get("top_p"), seed=0)

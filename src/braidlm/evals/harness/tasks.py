@@ -30,6 +30,8 @@ PREFERRED = "acc_norm"
 """The metric that is the score where a task has it; else the score is the first of its metrics."""
 RESAMPLES = 1000
 """Bootstrap samples for the standard errors of metrics that have no formula."""
+Values = dict[str, tuple[float, float | None]]
+"""The value and the standard error of each metric."""
 FEWSHOT_SEED = 1234
 """The harness's own default."""
 
@@ -76,13 +78,10 @@ class HarnessTask:
         with silenced() as unsilenced:
             harness_model = HarnessModel(model, advance, unsilenced)
             output = evaluator.evaluate(harness_model, self.loaded, bootstrap_iters=RESAMPLES, log_samples=False)
-        return self._result(task, output, dict(harness_model.too_long))
-
-    def _result(self, task: str, output: dict[str, Any], too_long: dict[str, int]) -> TaskResult:
         each = {name: _values(output["results"][name]) for name in self.tasks}
         own = _values(output["results"].get(self.name, {})) or _mean(list(each.values()))
         chosen = headline(list(own))
-        better = [task.higher_is_better().get(chosen.partition(",")[0], True) for task in self.tasks.values()]
+        kind = chosen.partition(",")[0]
         counts = {name: int(output["n-samples"][name]["effective"]) for name in self.tasks}
         parts = {name: Part(values[chosen][0], counts[name]) for name, values in each.items() if chosen in values}
         return TaskResult(
@@ -91,21 +90,19 @@ class HarnessTask:
             score=own[chosen][0],
             count=sum(counts.values()),
             standard_error=own[chosen][1],
-            higher_is_better=all(better),
-            chance=self._chance() if chosen.partition(",")[0] in ("acc", "acc_norm", "acc_bytes") else None,
+            higher_is_better=all(one.higher_is_better().get(kind, True) for one in self.tasks.values()),
+            chance=self._chance() if kind in ("acc", "acc_norm", "acc_bytes") else None,
             parts=parts if len(each) > 1 else {},
             also={shown_name(name): value for name, (value, _) in own.items() if name != chosen},
-            notes={"shots": max(int(shots) for shots in output["n-shot"].values()), **too_long},
+            notes={"shots": max(int(shots) for shots in output["n-shot"].values()), **harness_model.too_long},
         )
 
     def _chance(self) -> float | None:
         """The score of guessing among the options, over all questions."""
-        guesses: list[float] = []
-        for task in self.tasks.values():
-            if task.OUTPUT_TYPE != "multiple_choice":
-                return None
-            options = Counter(instance.doc_id for instance in task.instances)
-            guesses += [1 / count for count in options.values()]
+        if any(task.OUTPUT_TYPE != "multiple_choice" for task in self.tasks.values()):
+            return None
+        counts = [Counter(instance.doc_id for instance in task.instances) for task in self.tasks.values()]
+        guesses = [1 / count for options in counts for count in options.values()]
         return 100 * sum(guesses) / len(guesses)
 
 
@@ -116,8 +113,12 @@ def open_harness(name: str, folder: Path | str | None = None, shots: int | None 
     try:
         with silenced(), seeded():
             loaded = manager.load([name])
-            for task in loaded["tasks"].values():
-                _prepare(task, shots)
+            for task in loaded["tasks"].values():  # examples and requests, as the harness's own command sets them up
+                default = task.get_config("num_fewshot")
+                if default is None or (shots is not None and default != 0):
+                    task.set_config("num_fewshot", shots or 0)
+                task.set_fewshot_seed(seed=FEWSHOT_SEED)
+                task.build_all_requests()
     except Exception as error:  # a task may run the code of any package
         what = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise BraidError(
@@ -181,12 +182,10 @@ def _manager_for(name: str, folder: Path | str | None, where: str) -> Any:
         raise BraidError("lm-evaluation-harness is not installed", where, todo) from None
     if folder is not None and not Path(folder).is_dir():
         raise BraidError("there is no such folder of task files", str(folder))
-    known: list[str] = []
     for defaults in (False, True) if folder is not None else (True,):
         manager = _manager(None if folder is None else str(Path(folder).absolute()), defaults)
-        if name in manager.all_tasks:
+        if name in (known := manager.all_tasks):
             return manager
-        known = manager.all_tasks
     similar = [each for each in known if each[:2] == name[:2]]  # there are thousands of names
     nearest = did_you_mean(name, similar) if len(known) < 50 or similar else ""
     raise BraidError(f"lm-evaluation-harness has no task '{name}'.{nearest}", where)
@@ -200,17 +199,6 @@ def _manager(folder: str | None, defaults: bool) -> Any:
         return TaskManager(include_path=folder, include_defaults=defaults)
 
 
-def _prepare(task: Any, shots: int | None) -> None:
-    """Examples and requests, as the harness's own command sets them up."""
-    default = task.get_config("num_fewshot")
-    if shots is not None and default != 0:
-        task.set_config("num_fewshot", shots)
-    elif default is None:
-        task.set_config("num_fewshot", 0)
-    task.set_fewshot_seed(seed=FEWSHOT_SEED)
-    task.build_all_requests()
-
-
 def _hash(tasks: dict[str, Any]) -> str:
     digest = hashlib.sha256()
     for name, task in sorted(tasks.items()):
@@ -221,20 +209,18 @@ def _hash(tasks: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _values(results: dict[str, Any]) -> dict[str, tuple[float, float | None]]:
+def _values(results: dict[str, Any]) -> Values:
     """The value and the standard error of each metric, in percent where `PERCENT` says so."""
-    values: dict[str, tuple[float, float | None]] = {}
+    values: Values = {}
     for key, value in results.items():
         name, comma, of = key.partition(",")
-        if not comma or name.endswith("_stderr") or not isinstance(value, (int, float)):
-            continue
-        scale = 100.0 if name in PERCENT else 1.0
-        error = results.get(f"{name}_stderr,{of}")
-        values[key] = (scale * value, scale * error if isinstance(error, (int, float)) else None)
+        if comma and not name.endswith("_stderr") and isinstance(value, (int, float)):
+            scale, error = 100.0 if name in PERCENT else 1.0, results.get(f"{name}_stderr,{of}")
+            values[key] = (scale * value, scale * error if isinstance(error, (int, float)) else None)
     return values
 
 
-def _mean(each: list[dict[str, tuple[float, float | None]]]) -> dict[str, tuple[float, float | None]]:
+def _mean(each: list[Values]) -> Values:
     """Over the tasks of a tag, for which the harness has no aggregate."""
     if len(each) == 1:
         return each[0]
