@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.gumbel import GumbelJoin
-from braidlm.model.paths.joins import SameWidthJoin, SharedLinear
+from braidlm.model.paths.joins import GumbelJoin, SameWidthJoin, SharedLinear
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
 from braidlm.model.routing.stacked import StackedLinear
 from tests.tiny_models import tiny_model

@@ -16,7 +16,7 @@ from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.gumbel import GumbelJoin
+from braidlm.model.paths.joins import GumbelJoin
 from braidlm.training.loop import Trainer
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank

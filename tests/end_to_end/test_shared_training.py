@@ -9,7 +9,7 @@ import torch
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.edits.edit import edit
-from braidlm.model.freezing import freeze
+from braidlm.model.paths.switches import freeze
 from braidlm.training.step.optimizers.contract import OptimizerConfig, make_adamw
 from braidlm.training.train import train
 from tests.tiny_models import tiny_model

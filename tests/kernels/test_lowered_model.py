@@ -14,9 +14,9 @@ from braidlm.kernels.ops.dropout import DropoutUse
 from braidlm.kernels.ops.tuned_products import _products
 from braidlm.kernels.side_stream import SideStream
 from braidlm.model import stages
-from braidlm.model.freezing import freeze
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.switches import freeze
 from braidlm.training.step.objective import routers
 from tests.kernels.comparison import (
     TOLERANCES,

@@ -17,9 +17,8 @@ from braidlm.data.loading.open_data import open_data
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
-from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.switches import path_names
+from braidlm.model.paths.switches import FREEZABLE, path_names
 from braidlm.studies.decoding import decode_study, load_study
 from braidlm.studies.measure import _has_routes
 from braidlm.studies.report import study

@@ -29,7 +29,7 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Layers, LayersOrZero, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
-from braidlm.model.freezing import FREEZABLE
+from braidlm.model.paths.switches import FREEZABLE
 from braidlm.opening.names import find_sources, is_hub_name
 from braidlm.opening.open import open_model
 

@@ -20,8 +20,8 @@ from braidlm.edits.account import SOURCE, Fresh, Part, Transform, from_source, m
 from braidlm.edits.edit import Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import Modules, layers_of, modules_of, stages_of
 from braidlm.model.config.ranges import Choices, NonNegative
-from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.switches import FREEZABLE
 from braidlm.opening.braid import OpenedBraid
 
 DECIDED = ("blocks", "routers", "embedding", "head")

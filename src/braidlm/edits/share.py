@@ -19,7 +19,7 @@ from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.modules import layers_of, stages_of
 from braidlm.model.config.ranges import Size
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.sharing import LowRankLinear, LowRankStackedLinear
+from braidlm.model.stages import LowRankLinear, LowRankStackedLinear
 from braidlm.opening.braid import OpenedBraid
 
 

@@ -3,7 +3,6 @@
 A layer B with a gate G computes B(h) + G(h) of its input h. A gate begins at zero, so that adding it changes nothing.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any
@@ -18,17 +17,14 @@ from .config.registry import Choice, NoOptions, Registry
 from .config.strict import PartOf
 from .errors import BraidError
 from .routing.dispatch import compute_dtype
+from .routing.stacked import fill_like_torch, fill_zeros
 
 gate_kinds = Registry("gate", third_party=True)
 
 
 def fill_gate(gate: Any, parameter: nn.Parameter) -> None:
     """Zero, but for the first of two factors: of two zeros neither would learn."""
-    if parameter is getattr(gate, "down", None):
-        bound = 1 / math.sqrt(parameter.shape[-1])
-        nn.init.uniform_(parameter, -bound, bound)
-    else:
-        nn.init.zeros_(parameter)
+    (fill_like_torch if parameter is getattr(gate, "down", None) else fill_zeros)(gate, parameter)
 
 
 class Gate(nn.Module):

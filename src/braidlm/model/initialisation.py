@@ -8,7 +8,7 @@ from torch import nn
 
 from .config.ranges import NonNegative
 from .config.registry import NoOptions, Registry
-from .routing.stacked import StackedLinear, fan_in, is_vector
+from .routing.stacked import StackedLinear, fan_in, fill_like_torch, is_vector
 
 initialisations = Registry("initialisation", third_party=True)
 LINEAR = (nn.Linear, StackedLinear)
@@ -126,12 +126,10 @@ class FanIn(Initialisation):
 class TorchDefault(Initialisation):
     """torch's default: uniform in +-1/sqrt(inputs) for linear layers, N(0, 1) for embeddings (PaPaformer's code)."""
 
-    def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
+    def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool = False) -> None:
         if isinstance(module, LINEAR):
-            bound = 1 / math.sqrt(fan_in(module, parameter))
-            nn.init.uniform_(parameter, -bound, bound)
+            fill_like_torch(module, parameter)
         else:
             nn.init.normal_(parameter)
 
-    def matrix_without_residual(self, module: nn.Module, parameter: nn.Parameter) -> None:
-        self.matrix(module, parameter, writes_stream=False)
+    matrix_without_residual = matrix

@@ -11,12 +11,11 @@ from .compression.compression import compress, compressed_head
 from .config.braid_config import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
-from .freezing import freeze
 from .heads.ends import Head, embeddings, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .layer_skip import cache_slots, chosen_exit, set_dropout, stages_between
 from .norms import norms
-from .paths.switches import address_outside_stack, switch_off_modules, use_paths
+from .paths.switches import address_outside_stack, freeze, switch_off_modules, use_paths
 from .pretrained import BraidCausalLMOutput, BraidModelOutput, BraidPreTrainedModel, BraidSequenceClassifierOutput
 from .routing.dispatch import compute_dtype
 from .routing.routing import Routings

@@ -14,9 +14,8 @@ from transformers.modeling_outputs import (
 )
 
 from .config.braid_config import BraidConfig
-from .freezing import freeze
 from .initialisation import Initialisation, ModelShape, initialisations
-from .paths.switches import switch_off_modules
+from .paths.switches import freeze, switch_off_modules
 from .routing.losses import routing_loss
 from .routing.routing import Routings
 

@@ -15,7 +15,7 @@ from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.ranges import Count, NonNegative, Positive, Range, Rate, Rows, Seed, Size, Temperature
 from braidlm.model.config.registry import Choice, import_files
 from braidlm.model.config.strict import PartOf, decode, encode
-from braidlm.model.freezing import Freezable
+from braidlm.model.paths.switches import Freezable
 from braidlm.model.routing.losses import check_losses
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.features.feature import asked_features, feature_problems, with_features

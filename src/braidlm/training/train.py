@@ -24,8 +24,8 @@ from braidlm.data.loading.order import FOLDER as ORDER
 from braidlm.data.loading.order import order_streams, record_orders
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER
-from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.switches import freeze
 from braidlm.opening.open import open_model
 from braidlm.training.amounts import Progress
 from braidlm.training.decoder import make_decoder, plan_decoder_run

@@ -20,7 +20,7 @@ from braidlm.core.models.memory import (
     weights_bytes,
 )
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.freezing import freeze
+from braidlm.model.paths.switches import freeze
 from tests.tiny_models import tiny_model
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import torch
 
 from braidlm.core.models.folders import load_model
 from braidlm.edits.compose import compose
-from braidlm.model.paths.gumbel import GumbelJoin
+from braidlm.model.paths.joins import GumbelJoin
 from tests.edits.composed_paths import (
     GPT2,
     block_outputs,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.switches import freeze
 from braidlm.training.amounts import Amount
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank

@@ -19,8 +19,7 @@ from braidlm.model.feed.feeds import RoutedFeedStack
 from braidlm.model.heads.ends import ModelEnd
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead, MixtureHead, PerPathNorm
-from braidlm.model.paths.gumbel import GumbelJoin
-from braidlm.model.paths.joins import Join, SameWidthJoin, SharedLinear
+from braidlm.model.paths.joins import GumbelJoin, Join, SameWidthJoin, SharedLinear
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage, blocks_in_layer
 from braidlm.model.paths.project import ProjectStage
 from braidlm.model.routing.stacked import StackedLinear

@@ -27,7 +27,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import PosteriorHead
 from braidlm.model.paths.joins import JoinConfig, joins
 from braidlm.model.paths.parallel import PathConfig
-from braidlm.model.sharing import LowRank
+from braidlm.model.stages import LowRank
 from braidlm.opening.braid import OpenedBraid
 
 

@@ -20,6 +20,7 @@ from ..errors import BraidError
 from ..heads.ends import LinearHead, heads
 from ..heads.losses import IGNORED, next_token_loss
 from ..norms import norms
+from ..routing.stacked import fill_zeros
 from ..span import Span
 from .parallel import PathConfig
 
@@ -141,13 +142,15 @@ class AverageHead(LinearHead):
         """In training only what each path gives to the targets is averaged, which takes less memory."""
         if logits is not None or not torch.is_grad_enabled():
             return next_token_loss(self(hidden, evidence) if logits is None else logits, targets, count)
-        flat, real = targets.flatten(), targets != IGNORED
-        of_paths = [
-            -F.cross_entropy(one.flatten(0, -2), flat, ignore_index=IGNORED, reduction="none").view_as(targets)
-            for one in self.path_logits(hidden)
-        ]
-        averaged = (torch.stack(of_paths, dim=-1) + self.log_weights(hidden, evidence)).logsumexp(-1)
+        of_paths, real = torch.stack(list(self._log_likelihoods(hidden, targets)), dim=-1), targets != IGNORED
+        averaged = (of_paths + self.log_weights(hidden, evidence)).logsumexp(-1)
         return -torch.where(real, averaged, 0.0).sum() / (real.sum() if count is None else count)
+
+    def _log_likelihoods(self, hidden: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        """The log-probabilities of the targets, in their shape, by each active path; 0 for ignored ones."""
+        for logits in self.path_logits(hidden):
+            losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
+            yield -losses.view_as(targets)
 
     def paths_and_joins(self) -> tuple[list[Any], list[nn.Module]]:
         return [self], []
@@ -180,18 +183,12 @@ class MixtureWeights(nn.Module):
     def __init__(self, width: int | None, paths: int):
         super().__init__()
         self.bias = nn.Parameter(torch.empty(paths))
-        self.router = None if width is None else ZeroLinear(width, paths, bias=False)
+        self.router = None if width is None else nn.Linear(width, paths, bias=False)
+        if self.router is not None:
+            self.router.fill = fill_zeros  # type: ignore[assignment]
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.bias if self.router is None else self.router(hidden) + self.bias
-
-
-class ZeroLinear(nn.Linear):
-    """A linear layer that begins at zero."""
-
-    @staticmethod
-    def fill(module: nn.Module, parameter: nn.Parameter) -> None:
-        nn.init.zeros_(parameter)
 
 
 def _wide(hidden: Tensor) -> torch.dtype:
@@ -250,12 +247,8 @@ class PosteriorHead(AverageHead):
         and half precision would lose them in sums over long texts.
         """
         rows = zip(before.flatten(0, 1).split(ROWS), tokens.flatten().split(ROWS), strict=True)
-        said = torch.cat(
-            [
-                torch.stack([-F.cross_entropy(logits, own, reduction="none") for logits in self.path_logits(part)], -1)
-                for part, own in rows
-            ]
-        ).unflatten(0, tokens.shape)
+        said = torch.cat([torch.stack(list(self._log_likelihoods(*pair)), dim=-1) for pair in rows])
+        said = said.unflatten(0, tokens.shape)
         said = torch.where(is_there[..., None], said - said.amax(-1, keepdim=True), 0.0)
         of_paths = dict(zip(self.active, said.unbind(-1), strict=True))
         nothing = torch.zeros_like(said[..., 0])
@@ -264,7 +257,7 @@ class PosteriorHead(AverageHead):
     def log_weights(self, hidden: Tensor, evidence: Tensor | None = None) -> Tensor:
         if evidence is None:  # vectors without a text, of which all paths know as much
             return super().log_weights(hidden)
-        return self.of_active(evidence).to(torch.promote_types(hidden.dtype, torch.float32)).log_softmax(-1)
+        return self.of_active(evidence).to(_wide(hidden)).log_softmax(-1)
 
 
 def _cached(new: Tensor, span: Span, slot: int) -> Tensor:

@@ -1,16 +1,18 @@
-"""Joins: how parallel paths become one stream again."""
+"""Joins: how parallel paths become one stream again. Those of PaPaformer choose by a Gumbel-softmax."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..config.ranges import NonNegative, Positive
 from ..config.registry import Choice, Registry
 from ..config.strict import PartOf
 from ..errors import BraidError
 from ..norms import norms
-from ..routing.routing import Routings
+from ..routing.losses import check_losses
+from ..routing.routing import Routing, Routings
 from ..routing.stacked import without_residual
 from ..span import Span
 
@@ -161,3 +163,91 @@ class Add(SameWidthJoin):
         # A path of the stream's width returns stream + change; a projected or normalised output is a change alone.
         streams = 0 if self.norms is not None else sum(name not in self.leave for name in active)
         return self.to_width_out(sum(active.values(), start=(1 - streams) * stream)), ()
+
+
+COMBINED = "combined"
+"""The name of the choice of a linear combination of all paths."""
+
+
+class GumbelJoin(SameWidthJoin):
+    """The weighted sum of the paths and of their combination.
+
+    In training the weights are sampled (Gumbel-softmax, straight-through with `hard`); in evaluation the most probable
+    choice has weight 1, so that the output is deterministic.
+    """
+
+    reads_combined: bool
+    """Whether the router reads the linear combination of all paths, or their concatenated outputs."""
+
+    @dataclass
+    class Config(JoinConfig):
+        sample: Literal["gumbel", "softmax"] = "gumbel"
+        """gumbel: sampled choices in training; softmax: no noise, every choice is weighted by its probability."""
+        hard: bool = True
+        """With gumbel: one choice per token forward, straight-through gradients; otherwise soft weights."""
+        temperature: Positive = 1.0
+        """Sharpness of the weights: lower is sharper. With gumbel, `training.temperature` gives it a schedule."""
+        losses: dict[str, NonNegative] = field(default_factory=dict)
+        """Routing losses and their weights, e.g. {token_entropy: 0.01, load_balance: 0.01}."""
+
+        def __post_init__(self) -> None:
+            check_losses(self.losses)
+
+    def __init__(self, config: Config, shape: JoinShape):
+        super().__init__(config, shape)
+        if COMBINED in shape.names:
+            raise BraidError(f"a path cannot be called '{COMBINED}' here: that is the name of all paths together")
+        self.is_noisy, self.temperature_scale = config.sample == "gumbel", 1.0
+        """A schedule changes it between steps."""
+        self.choices = (*shape.names, COMBINED)
+        self.combine = without_residual(nn.Linear(sum(shape.widths), shape.width_in))
+        self.router = nn.Linear(shape.width_in if self.reads_combined else sum(shape.widths), len(self.choices))
+
+    def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
+        concatenated = torch.cat(self.active(outputs), dim=-1)
+        combined = self.combine(concatenated)
+        scores_BTN = self.router(combined if self.reads_combined else concatenated).float()
+        if self.inactive:
+            inactive = torch.tensor([name in self.inactive for name in self.choices], device=scores_BTN.device)
+            scores_BTN = scores_BTN.masked_fill(inactive, -torch.inf)
+        weights_BTN, probabilities_BTN = self.weigh(scores_BTN), scores_BTN.softmax(-1)
+        outputs = [*self.to_stream_width(outputs), combined]
+        joined = sum(w * x for w, x in zip(weights_BTN.to(combined.dtype).split(1, dim=-1), outputs, strict=True))
+        all_choices, losses = torch.arange(len(self.choices), device=stream.device), dict(self.config.losses)
+        chosen = all_choices.expand_as(scores_BTN)
+        routing = Routing(self.address, self.choices, probabilities_BTN, chosen, weights_BTN, losses, scores_BTN)
+        return self.to_width_out(joined), (routing,)
+
+    def weigh(self, scores_BTN: Tensor) -> Tensor:
+        """The weight of each choice for each token."""
+        if not self.is_noisy:  # without the schedule, which would change the output in evaluation
+            return (scores_BTN / self.config.temperature).softmax(-1)
+        if not self.training:
+            return nn.functional.one_hot(scores_BTN.argmax(-1), len(self.choices)).to(scores_BTN.dtype)
+        noise = -torch.empty_like(scores_BTN).exponential_().clamp_min(1e-20).log()
+        soft = ((scores_BTN + noise) / (self.config.temperature * self.temperature_scale)).softmax(-1)
+        if not self.config.hard:
+            return soft
+        hard = torch.zeros_like(soft).scatter_(-1, soft.argmax(-1, keepdim=True), 1.0)
+        return hard + (soft - soft.detach())  # the brackets make it exactly 0 or 1
+
+
+@joins.register("gumbel_v1")
+class GumbelV1(GumbelJoin):
+    """The router reads the combined representation."""
+
+    reads_combined = True
+
+
+@joins.register("gumbel_v2")
+class GumbelV2(GumbelJoin):
+    """The router reads the concatenated outputs of the paths."""
+
+    reads_combined = False
+
+
+def scale_temperature(model: nn.Module, scale: float) -> None:
+    """Set every Gumbel join of a model to `scale` times its configured temperature."""
+    for module in model.modules():
+        if isinstance(module, GumbelJoin):
+            module.temperature_scale = scale

@@ -4,6 +4,7 @@ Inside a stack the stream is [member, batch, time, width], or [1, batch, time, w
 If each member is run on some tokens only, it is rows [row, width] sorted by member, with their `Groups`.
 """
 
+import math
 from typing import Any, TypeVar
 
 import torch
@@ -110,6 +111,17 @@ def is_vector(module: nn.Module, parameter: Tensor) -> bool:
 def fan_in(module: nn.Module, parameter: Tensor) -> int:
     """The number of inputs of a matrix."""
     return parameter.shape[-2] if parameter.ndim == 3 else parameter.shape[-1]  # banks are [member, in, out]
+
+
+def fill_like_torch(module: nn.Module, parameter: nn.Parameter) -> None:
+    """Fill a matrix as torch initialises a linear layer."""
+    bound = 1 / math.sqrt(fan_in(module, parameter))
+    nn.init.uniform_(parameter, -bound, bound)
+
+
+def fill_zeros(module: nn.Module, parameter: nn.Parameter) -> None:
+    """Fill a parameter with zeros, so that what it adds begins at zero."""
+    nn.init.zeros_(parameter)
 
 
 def stack_kwargs(stack: int | None) -> dict[str, int]:

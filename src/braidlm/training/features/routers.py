@@ -12,7 +12,7 @@ from braidlm.data.loading.batches import Batch
 from braidlm.model.config.ranges import Share
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf
-from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
+from braidlm.model.paths.joins import GumbelJoin, scale_temperature
 from braidlm.model.routing.router import TopKRouter
 from braidlm.training.features.feature import Feature, Setup, feature
 from braidlm.training.schedules import constant, schedules

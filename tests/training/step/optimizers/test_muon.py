@@ -13,7 +13,7 @@ from braidlm.core.errors import BraidError
 from braidlm.kernels.optimizers.batched_muon import BatchedMuon
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode, encode
-from braidlm.model.freezing import freeze
+from braidlm.model.paths.switches import freeze
 from braidlm.training.amounts import Amount
 from braidlm.training.recipe import TrainingConfig, decode_recipe
 from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, optimizers

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
+from braidlm.model.paths.joins import GumbelJoin, scale_temperature
 from tests.model.parallel_layers import first_layer, path_model
 from tests.tiny_models import random_ids, tiny_model
 

@@ -11,8 +11,8 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
+from braidlm.model.paths.switches import freeze
 from braidlm.model.routing.router import TopKRouter
 from braidlm.training.step.optimizers.contract import OptimizerConfig, make_adamw
 from tests.model.parallel_layers import path_model

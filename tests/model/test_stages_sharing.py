@@ -17,7 +17,7 @@ from braidlm.core.models.folders import WEIGHTS, load_model, save_model
 from braidlm.model.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
-from braidlm.model.sharing import LowRank
+from braidlm.model.stages import LowRank
 from tests.tiny_models import random_ids, randomised, tiny_config, tiny_model
 
 EXPERTS = {"names": 3, "router": {"balance_rate": 0.1, "losses": {"switch": 0.1}}}
