@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.models.accounting import cost_of, model_cost, skeleton, stage_table, weights_in
 from braidlm.core.models.folders import load_model, save_model
-from braidlm.model.compression.compression import untrainable
+from braidlm.model.compression import untrainable
 from braidlm.model.config.registry import PARTS
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tests.contract.part_variants import HALVES, PLACES, UNEQUAL

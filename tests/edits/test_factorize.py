@@ -16,7 +16,7 @@ from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from braidlm.edits.factorize import factorised
-from braidlm.model.compression.compression import FactorisedLinear
+from braidlm.model.compression import FactorisedLinear
 from tests.edits.small_models import KINDS, model_folder, text_file
 from tests.tiny_models import random_ids
 

@@ -18,7 +18,7 @@ from braidlm.core.models.folders import WEIGHTS, load_lineage, load_model, read_
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.edit import edit
 from braidlm.edits.quantize import Codes, codes_of_4_bits, codes_of_8_bits
-from braidlm.model.compression.quantised import FourBitMatrix, QuantisedMatrix, fixed
+from braidlm.model.compression import FourBitMatrix, QuantisedMatrix, fixed
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.opening.convert import convert
 from braidlm.training.train import train

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from braidlm.core.models.accounting import skeleton
-from braidlm.model.compression.compression import sizes_of
+from braidlm.model.compression import sizes_of
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode

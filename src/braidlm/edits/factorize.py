@@ -20,7 +20,7 @@ from braidlm.edits.matrices import (
     notes_of,
     shared_once,
 )
-from braidlm.model.compression.compression import FactorisedLinear
+from braidlm.model.compression import FactorisedLinear
 from braidlm.model.config.ranges import Count, Probability, Size
 from braidlm.opening.braid import OpenedBraid
 

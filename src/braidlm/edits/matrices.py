@@ -21,7 +21,7 @@ from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import HeldOutText, read_text
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import Scorer
-from braidlm.model.compression.compression import sizes_of
+from braidlm.model.compression import sizes_of
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.ends import LinearHead, TokenEmbedding
 from braidlm.model.initialisation import LINEAR

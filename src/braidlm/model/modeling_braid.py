@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin
 
 from .attention.positions import position_kinds
-from .compression.compression import compress, compressed_head
+from .compression import compress, compressed_head
 from .config.braid_config import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError

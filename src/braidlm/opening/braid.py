@@ -18,7 +18,7 @@ from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, loa
 from braidlm.core.models.integrity import file_sha256
 from braidlm.core.models.runs import LENGTH, trained_length
 from braidlm.data.tokenizing.build import BraidTokenizer
-from braidlm.model.compression.compression import untrainable
+from braidlm.model.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import import_files
 from braidlm.model.modeling_braid import BraidForCausalLM

@@ -18,7 +18,7 @@ from braidlm.data.loading.config import DataConfig, TokenizerConfig
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
-from braidlm.model.compression.compression import untrainable
+from braidlm.model.compression import untrainable
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM

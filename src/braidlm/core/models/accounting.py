@@ -8,7 +8,7 @@ from torch import nn
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.memory import weights_bytes
-from braidlm.model.compression.compression import untrainable
+from braidlm.model.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.registry import Choice

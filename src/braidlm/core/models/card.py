@@ -8,7 +8,7 @@ from braidlm.core.console import count
 from braidlm.core.models.accounting import model_cost, stage_table
 from braidlm.core.models.licence import licence_of, source_licences
 from braidlm.core.models.memory import weights_bytes
-from braidlm.model.compression.compression import untrainable
+from braidlm.model.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 

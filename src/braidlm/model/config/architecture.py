@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 from ..attention.positions import position_kinds
-from ..compression.compression import compressions
+from ..compression import compressions
 from ..dropout import BlockDropout, DropoutConfig
 from ..errors import BraidError
 from ..gates import GatesConfig

@@ -1,6 +1,5 @@
 """Heads that write a token byte by byte, each byte after those before it or all at once."""
 
-from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -10,15 +9,14 @@ from torch import Tensor, nn
 from ...errors import BraidError
 from ..ends import Embedding, Head, heads
 from ..losses import IGNORED
-from .blocks import ByteConfig, KeysValues, SymbolBlocks, scale_by_inputs
-from .embedding import ByteEmbedding
-from .spelling import END, NOTHING, SYMBOLS, Remembered, Spelling
+from .embedding import ByteConfig, ByteEmbedding, ByteEnd, KeysValues, SymbolBlocks
+from .spelling import END, NOTHING, SYMBOLS, Remembered
 
 TOKENS_AT_ONCE = 8192
 """Whose symbols' log-probabilities are in memory together in evaluation."""
 
 
-class ByteHead(Head):
+class ByteHead(ByteEnd, Head):
     """The base class: the probability of a token is the product of those of its symbols and of its end.
 
     A linear layer makes a vector for each symbol of a piece from the stream. Those of a later piece do not depend on
@@ -33,22 +31,14 @@ class ByteHead(Head):
     """Whether a symbol is predicted from those before it."""
 
     def __init__(self, config: ByteConfig, width: int, vocab_size: int):
-        super().__init__()
-        self.config, self.width = config, width
-        self.spelling = Spelling(vocab_size, config.piece, config.bytes_per_token)
+        super().__init__(config, width, vocab_size)
         self.slots = nn.Linear(width, config.piece * config.width)
         self.blocks = SymbolBlocks(config, self.causal)
         self.symbols = nn.Embedding(SYMBOLS, config.width)
         self.end = nn.Linear(config.width, 1, bias=False)
         self.end.product_share = config.piece  # type: ignore[assignment]  # it is applied to every symbol
-        scale_by_inputs(self)
+        self.scale_by_inputs()
         self.recalled: Remembered[Tensor] = Remembered()
-
-    def read_tokenizer(self, tokens: Sequence[bytes | None]) -> None:
-        self.spelling.read(tokens)
-
-    def agrees_with(self, tokens: Sequence[bytes | None]) -> bool:
-        return self.spelling.agrees_with(tokens)
 
     def shared_with(self, embedding: Embedding) -> dict[str, str]:
         if not isinstance(embedding, ByteEmbedding):

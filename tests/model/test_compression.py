@@ -8,8 +8,7 @@ from torch import nn
 
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.memory import weights_bytes
-from braidlm.model.compression.compression import FactorisedLinear
-from braidlm.model.compression.quantised import QuantisedLinear, QuantisedMatrix
+from braidlm.model.compression import FactorisedLinear, QuantisedLinear, QuantisedMatrix
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel

@@ -1,1 +1,0 @@
-"""Matrices in a smaller form: products of narrow ones, or whole numbers of few bits."""
