@@ -103,7 +103,7 @@ def repetition(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: 
 
 def never_read(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> str | None:
     """A message if a budget ends before documents that are read part by part are read to the last; None if not."""
-    if all(stream.part_after(0) == 0 for stream in streams):
+    if all(stream.pacing.part_after(0) == 0 for stream in streams):
         return None
     share, _ = _share_of_epoch(budget, streams, tokens_per_step)
     if share >= 1:

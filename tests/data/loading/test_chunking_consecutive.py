@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
 from braidlm.data.loading.chunking import Consecutive, Contiguous
+from braidlm.data.loading.config import CurriculumPoint, MixtureConfig
 from braidlm.data.loading.loader import Loader
-from braidlm.data.loading.mixture import CurriculumPoint, MixtureConfig
 from tests.data.packed_sets import stream
 
 MATHS, STORIES = stream(90, "maths", base=1), stream(240, "stories", base=1001)

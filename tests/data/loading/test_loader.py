@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch, cut_at
 from braidlm.data.loading.chunking import Contiguous, Windows
+from braidlm.data.loading.config import CurriculumPoint, MixtureConfig
 from braidlm.data.loading.loader import Loader
-from braidlm.data.loading.mixture import CurriculumPoint, MixtureConfig
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData
 from tests.data.packed_sets import numbered, pack, packed_data, stream

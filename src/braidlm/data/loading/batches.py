@@ -1,6 +1,6 @@
 """The batch of one optimizer step, and how it is cut at a mark in words or tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,15 +46,13 @@ class GlobalBatch:
     def columns(self, start: int, length: int) -> "GlobalBatch":
         """The positions [start, start + length) of every row, as a batch of shorter rows."""
         columns = slice(start, start + length)
-        return GlobalBatch(
-            self.tokens[:, start : start + length + 1],
-            self.words[:, columns],
-            self.sources,
-            self.first,
-            np.clip(self.trained_lengths - start, 0, length),
-            self.continues,
-            self.positions[:, columns],
-            None if self.targets is None else self.targets[:, columns],
+        return replace(
+            self,
+            tokens=self.tokens[:, start : start + length + 1],
+            words=self.words[:, columns],
+            trained_lengths=np.clip(self.trained_lengths - start, 0, length),
+            positions=self.positions[:, columns],
+            targets=None if self.targets is None else self.targets[:, columns],
         )
 
     def piece(self, start: int, stop: int) -> "Batch":

@@ -1,18 +1,19 @@
 """A recipe's data section: named data sets, how they are mixed and cut, and the tokenizer that they share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import given_path
 from braidlm.data.loading.chunking import chunkings
-from braidlm.data.loading.mixture import MixtureConfig
 from braidlm.data.loading.order import orders
 from braidlm.data.loading.streams import Subset
 from braidlm.data.sources.format import TEMPLATE, ReadOptions
 from braidlm.data.tokenizing.tokenizer import SpaceBefore
-from braidlm.model.config.ranges import Count, Length, Rate, Seed, VocabularySize
+from braidlm.model.config.ranges import Count, Length, NonNegative, Rate, Seed, Share, VocabularySize
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf
 
@@ -119,6 +120,37 @@ class DataSetConfig:
 
 
 @dataclass
+class CurriculumPoint:
+    """The weights at one point of the training."""
+
+    at: Share
+    """Training progress, 0 at the beginning and 1 at the end."""
+    weights: dict[str, NonNegative]
+    """Weight per data set; one that is not named has none at this point."""
+
+    def __post_init__(self) -> None:
+        _check_weights(self.weights)
+
+
+@dataclass
+class MixtureConfig:
+    """How several data sets share the rows."""
+
+    weights: dict[str, NonNegative] | None = None
+    """Share of the rows per data set, in any unit; without it, in proportion to the data sets' tokens."""
+    curriculum: list[CurriculumPoint] = field(default_factory=list)
+    """Instead of `weights`: the shares at points of the training, interpolated linearly."""
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and self.curriculum:
+            raise BraidError("give either weights or a curriculum, not both")
+        _check_weights(self.weights)
+        for before, after in pairwise(self.curriculum):
+            if after.at <= before.at:
+                raise BraidError(f"curriculum: the points must rise, but {after.at:g} comes after {before.at:g}")
+
+
+@dataclass
 class DataConfig:
     """What is trained on."""
 
@@ -178,3 +210,8 @@ def _find_split(folder: Path, split: str, name: str, advice: str) -> str:
             f"validation={folder / matches[0]}.",
         )
     return str(folder / matches[0])
+
+
+def _check_weights(weights: Mapping[str, float] | None) -> None:
+    if weights is not None and not sum(weights.values()) > 0:
+        raise BraidError("at least one weight must be above zero")

@@ -1,16 +1,16 @@
 """The loader: batches in an order that depends only on the seed, the same on any number of processes, resumable."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from braidlm.core.differences import changes, with_changes
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.loading.batches import Batch, GlobalBatch, cut_at
 from braidlm.data.loading.chunking import Chunking
-from braidlm.data.loading.mixture import Mixture, MixtureConfig, assign_rows
+from braidlm.data.loading.config import CurriculumPoint, MixtureConfig
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.strict import encode
 
@@ -56,11 +56,6 @@ class Place:
         return not self.column and not self.offset
 
 
-def saved_stream_position(epoch: int, chunk: int, part: int = 0, before: float | None = None) -> StreamPosition:
-    """A saved position; earlier versions, which knew no parts, saved the first two."""
-    return StreamPosition(epoch, chunk, part, float(epoch) if before is None else before)
-
-
 @dataclass(frozen=True)
 class _Epoch:
     """An epoch of one data set, or of a part of it."""
@@ -72,17 +67,6 @@ class _Epoch:
     """Where the chunks start, in order."""
     trained_lengths: np.ndarray
     """How many positions of each chunk are trained."""
-
-
-@dataclass(frozen=True)
-class _Chunks:
-    """Chunks of one data set for a batch."""
-
-    positions: np.ndarray
-    """[chunks, T + 1]: where their tokens are in the file."""
-    trained_lengths: np.ndarray
-    continues: np.ndarray
-    """Whether each continues the chunk that its row had in the batch before."""
 
 
 class Loader:
@@ -127,13 +111,14 @@ class Loader:
     @property
     def epochs(self) -> dict[str, float]:
         """How many epochs of each data set have been trained."""
-        trained = self._epochs_at(self._position)
+        trained, share, after = {}, 0.0, self._position
         if self._place.column:  # of what is drawn, every chunk is trained as far as the others
             drawn, after = self._draw()
             share = self._place.column / int(drawn.trained_lengths.max())
-            pairs = zip(trained, self._epochs_at(after), strict=True)
-            trained = [begin + share * (end - begin) for begin, end in pairs]
-        return dict(zip(self.names, trained, strict=True))
+        for index, name in enumerate(self.names):
+            begin, end = (self._trained(index, position.streams[index]) for position in (self._position, after))
+            trained[name] = begin + share * (end - begin)
+        return trained
 
     def next_batch(
         self,
@@ -160,7 +145,9 @@ class Loader:
         self._place = replace(self._place, column=column, offset=0 if piece.is_last_piece else piece.stop)
         if column >= drawn.trained_lengths.max():
             self._position, self._drawn, self._place = after, None, Place(self.length)
-            self._forget_past_epochs()
+            for index, position in enumerate(after.streams):
+                epochs = self._epochs[index]
+                self._epochs[index] = {number: epochs[number] for number in epochs if number >= position.epoch}
         return piece
 
     def state(self) -> dict[str, Any]:
@@ -195,7 +182,9 @@ class Loader:
                 with_changes("the saved position belongs to other data", problems),
                 todo="Resume with the data and the settings of the run that was saved, or begin another: name=NAME.",
             )
-        positions = [saved_stream_position(*state["places"][name]) for name in self.names]
+        places = [state["places"][name] for name in self.names]
+        # Earlier versions, which knew no parts, saved the epoch and the chunk.
+        positions = [StreamPosition(*(place if len(place) > 2 else (*place, 0, float(place[0])))) for place in places]
         self._position = LoaderPosition(positions, [float(state["credits"][name]) for name in self.names])
         self._place, self._drawn = place, None
         self._epochs = [{} for _ in self.streams]
@@ -209,7 +198,9 @@ class Loader:
     def _read(self, progress: float, batches: int) -> tuple[GlobalBatch, LoaderPosition]:
         """The chunks of so many batches, as the rows of one."""
         global_rows, local_rows = batches * self.global_rows, batches * self.local_rows
-        sources, credits = self._assign(global_rows, progress)
+        sources, credits = self._kept_rows, self._position.credits
+        if sources is None:
+            sources, credits = assign_rows(global_rows, self._mixture.shares(progress), credits)
         words = np.empty((global_rows, self.length), np.uint8)
         trained_lengths = np.empty(global_rows, np.int64)
         continues = np.zeros(global_rows, bool)
@@ -217,28 +208,19 @@ class Loader:
         tokens = np.empty((local_rows, self.length + 1), np.int64)
         positions = np.empty((local_rows, self.length), np.int64)
         first = self.rank * local_rows
-        streams = list(self._position.streams)
-        for index, stream in enumerate(self.streams):
-            rows = np.flatnonzero(sources == index)
-            if not len(rows):
-                continue
-            taken, streams[index] = self._take(index, streams[index], len(rows), progress)
-            trained_lengths[rows], continues[rows] = taken.trained_lengths, taken.continues
-            words[rows] = stream.word_starts_at(taken.positions[:, :-1])
+        after = list(self._position.streams)
+        for index in np.unique(sources):
+            stream, rows = self.streams[index], np.flatnonzero(sources == index)
+            places, trained_lengths[rows], continues[rows], after[index] = self._take(index, len(rows), progress)
+            words[rows] = stream.word_starts_at(places[:, :-1])
             if targets is not None:
-                targets[rows] = stream.targets_at(taken.positions[:, 1:])
+                targets[rows] = stream.targets_at(places[:, 1:])
             local = slice(*np.searchsorted(rows, [first, first + local_rows]))
-            tokens[rows[local] - first] = stream.tokens_at(taken.positions[local])
-            positions[rows[local] - first] = taken.positions[local, :-1]
+            tokens[rows[local] - first] = stream.tokens_at(places[local])
+            positions[rows[local] - first] = places[local, :-1]
         own = continues[first : first + local_rows]
         batch = GlobalBatch(tokens, words, sources, first, trained_lengths, own, positions, targets)
-        return batch, LoaderPosition(streams, credits)
-
-    def _assign(self, rows: int, progress: float) -> tuple[np.ndarray, list[float]]:
-        """The data set of each of the next rows, and the credits after them."""
-        if self._kept_rows is not None:
-            return self._kept_rows, self._position.credits
-        return assign_rows(rows, self._mixture.shares(progress), self._position.credits)
+        return batch, LoaderPosition(after, credits)
 
     def _fixed_rows(self) -> np.ndarray:
         """The data set of each row in every batch: the shares of the mix, rounded to whole rows."""
@@ -262,32 +244,33 @@ class Loader:
         return rows
 
     def _take(
-        self, index: int, position: StreamPosition, count: int, progress: float
-    ) -> tuple[_Chunks, StreamPosition]:
-        """A data set's next `count` chunks, and its position after them."""
-        positions, trained_lengths = [], np.empty(count, np.int64)
-        continues = np.zeros(count, bool)
+        self, index: int, count: int, progress: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, StreamPosition]:
+        """A data set's next `count` chunks, and its position after them.
+
+        A chunk is the file positions [length + 1] of its tokens, how many of them are trained, and whether its text
+        continues that of the same row in the batch before.
+        """
+        position, pacing = self._position.streams[index], self.streams[index].pacing
+        places, lengths, continues = [], [], np.zeros(count, bool)
         taken = 0
         while taken < count:
-            part = self.streams[index].part_at(position.part, progress)
+            part = pacing.part_at(position.part, progress)
             if part != position.part:  # the part that is due begins an epoch of its own
                 position = StreamPosition(position.epoch + 1, 0, part, self._trained(index, position))
             epoch = self._epoch(index, position)
-            starts = epoch.starts[position.chunk : position.chunk + count - taken]
+            chunks = slice(position.chunk, position.chunk + count - taken)
+            starts = epoch.starts[chunks]
             if self.chunking.keeps_rows:  # the first `count` chunks of an epoch begin the rows' texts
                 continues[taken : taken + len(starts)] = np.arange(len(starts)) + position.chunk >= count
-            positions.append(epoch.stream.positions(starts, self.length + 1))
-            trained = epoch.trained_lengths[position.chunk : position.chunk + len(starts)]
-            trained_lengths[taken : taken + len(starts)] = trained
+            places.append(epoch.stream.positions(starts, self.length + 1))
+            lengths.append(epoch.trained_lengths[chunks])
             taken += len(starts)
             position = replace(position, chunk=position.chunk + len(starts))
             if position.chunk == len(epoch.starts):
-                after = self.streams[index].part_after(part)
-                position = StreamPosition(position.epoch + 1, 0, after, self._trained(index, position))
-        return _Chunks(np.concatenate(positions), trained_lengths, continues), position
-
-    def _epochs_at(self, position: LoaderPosition) -> list[float]:
-        return [self._trained(index, stream) for index, stream in enumerate(position.streams)]
+                after = self._trained(index, position)
+                position = StreamPosition(position.epoch + 1, 0, pacing.part_after(part), after)
+        return np.concatenate(places), np.concatenate(lengths), continues, position
 
     def _trained(self, index: int, position: StreamPosition) -> float:
         """How often the data set was trained up to a position."""
@@ -306,11 +289,6 @@ class Loader:
             trained_lengths = self.chunking.trained_lengths(stream, starts, self.length)
             epochs[number] = _Epoch(stream, len(stream) / len(whole), starts, trained_lengths)
         return epochs[number]
-
-    def _forget_past_epochs(self) -> None:
-        for epochs, position in zip(self._epochs, self._position.streams, strict=True):
-            for number in [n for n in epochs if n < position.epoch]:
-                del epochs[number]
 
     def _fingerprint(self) -> dict[str, Any]:
         """Values that must be equal for a saved position to be valid."""
@@ -333,7 +311,8 @@ def check_streams(streams: Sequence[TokenStream], chunking: Chunking, length: in
     first = streams[0]
     for stream in streams:
         chunking.check(stream, length)
-        _check_parts(stream, chunking, length)
+        if len(stream.parts) > 1:
+            _check_parts(stream, chunking, length)
         if stream.data.manifest.tokenizer != first.data.manifest.tokenizer:
             raise BraidError(
                 f"data sets '{first.name}' and '{stream.name}' were prepared with different tokenizers",
@@ -343,8 +322,6 @@ def check_streams(streams: Sequence[TokenStream], chunking: Chunking, length: in
 
 def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
     """Refuse an order that leaves too little for a chunk, or an epoch that is no part of it."""
-    if len(stream.parts) == 1:
-        return
     if chunking.words_per_epoch is not None:
         raise BraidError(
             "an order of documents is read to its end, and `words_per_epoch` ends epochs before",
@@ -359,3 +336,50 @@ def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
                 f"data set '{stream.name}'",
                 "Divide it into fewer parts (`data.order.pacing`), or begin with a larger one.",
             )
+
+
+class Mixture:
+    """The shares of named data sets at any point of the training."""
+
+    def __init__(self, config: MixtureConfig | None, tokens: Mapping[str, int]):
+        """`tokens`: how many each data set has; its order is the order of the shares."""
+        config = config or MixtureConfig()
+        points = config.curriculum or [CurriculumPoint(0.0, config.weights or {n: float(t) for n, t in tokens.items()})]
+        named = {name for point in points for name in point.weights}
+        unknown = sorted(named - set(tokens))
+        problems = [f"a weight is given for '{n}', which is no data set.{did_you_mean(n, tokens)}" for n in unknown]
+        problems += [f"data set '{n}' has no weight; give it one (0 to leave it out)" for n in tokens if n not in named]
+        if problems:
+            raise BraidError("\n".join(problems), "mix")
+        self._points = [point.at for point in points]
+        table = np.array([[point.weights.get(name, 0.0) for name in tokens] for point in points])
+        # Shares are interpolated, not weights, so the unit of a point's weights has no effect.
+        self._shares = table / table.sum(axis=1, keepdims=True)
+
+    def shares(self, progress: float) -> list[float]:
+        """The share of each data set at `progress` in [0, 1]; they sum to 1."""
+        return [float(np.interp(progress, self._points, column)) for column in self._shares.T]
+
+
+def assign_rows(rows: int, shares: Sequence[float], credits: Sequence[float]) -> tuple[np.ndarray, list[float]]:
+    """The data set of each of the next rows, and the credits after them (zeros at the beginning).
+
+    A data set's credit is the rows it should have had minus the rows it had. Of those that can take a row without
+    getting too far ahead, the one with the earliest deadline gets it (Tijdeman's chairman assignment). With constant
+    shares no credit ever leaves (-1, 1), which giving each row to the largest credit does not guarantee.
+    """
+    credit = list(credits)
+    margin = 1.0 / max(2 * len(shares) - 2, 1)
+    active = [i for i, share in enumerate(shares) if share > 0]
+    chosen = np.zeros(rows, np.int64)
+    for row in range(rows):
+        for i in active:
+            credit[i] += shares[i]
+        ready = [i for i in active if credit[i] >= margin - 1e-9]
+        if ready:
+            pick = min(ready, key=lambda i: (1.0 - margin - credit[i]) / shares[i])
+        else:  # only after the shares have changed
+            pick = max(active, key=lambda i: credit[i])
+        credit[pick] -= 1.0
+        chosen[row] = pick
+    return chosen, credit

@@ -18,7 +18,7 @@ from braidlm.core.console import say
 from braidlm.core.errors import BraidError, check_folder_name
 from braidlm.core.files import json_sha256, write_json, write_text
 from braidlm.core.reading import read_json, read_text
-from braidlm.data.loading.streams import TokenStream, random_permutation
+from braidlm.data.loading.streams import Pacing, TokenStream, random_permutation
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.data.sources.plan import FORMATS, ReadOptions, plan_shards
 from braidlm.model.config.ranges import Probability, Range
@@ -34,8 +34,8 @@ documents, first to last. A run that goes on reads the record, so that it has th
 Parts = Annotated[int, Range(at_least=1, at_most=1000)]
 
 
-class Pacing:
-    """The contract of every pacing."""
+class OrderPacing(Pacing):
+    """The contract of every pacing of an order."""
 
     Config: Any
 
@@ -46,17 +46,9 @@ class Pacing:
         """Where each part begins and ends, as shares of the tokens of the ordered text."""
         raise NotImplementedError("abstract: each pacing has its own parts")
 
-    def part_at(self, part: int, progress: float) -> int:
-        """The part that a batch at this progress of the training is drawn from, after one from `part`."""
-        return part
-
-    def part_after(self, part: int) -> int:
-        """The part that follows when all of `part` was read."""
-        return part
-
 
 @pacings.register("sorted")
-class SortedPacing(Pacing):
+class SortedPacing(OrderPacing):
     """Each epoch reads the buckets one after another, from the first documents to the last; within one it shuffles."""
 
     @dataclass
@@ -84,7 +76,7 @@ class Growth:
     """How many steps the pool grows in; each begins a new epoch of the larger pool."""
 
 
-class GrowingPool(Pacing):
+class GrowingPool(OrderPacing):
     """The pool has the first documents; it never shrinks, also where a larger budget sets the progress back."""
 
     Config = Growth
@@ -265,11 +257,12 @@ class OrderedStream(TokenStream):
     def __init__(self, stream: TokenStream, choice: Choice, seed: int, order: DocumentOrder):
         super().__init__(stream.data, stream.subset, stream.name)
         self.choice, self.seed, self.order = choice, seed, order
-        self.pacing: Pacing = pacings.build(choice.options.pacing)
+        pacing: OrderPacing = pacings.build(choice.options.pacing)
+        self.pacing = pacing
         starts = np.asarray(self.data.document_starts)
         self.lengths = starts[order.documents + 1] - starts[order.documents]
         ends = np.cumsum(self.lengths)
-        shares = np.array(self.pacing.parts()) * ends[-1]
+        shares = np.array(pacing.parts()) * ends[-1]
         # A part ends with the document that completes its share of the tokens.
         self.bounds = np.where(shares > 0, np.searchsorted(ends, shares - 0.5) + 1, 0)
         if (self.bounds[:, 0] >= self.bounds[:, 1]).any():
@@ -280,12 +273,6 @@ class OrderedStream(TokenStream):
             )
         self.parts = [self.of_documents(order.documents[begin:end]) for begin, end in self.bounds]
 
-    def part_at(self, part: int, progress: float) -> int:
-        return self.pacing.part_at(part, progress)
-
-    def part_after(self, part: int) -> int:
-        return self.pacing.part_after(part)
-
     def fingerprint(self) -> dict[str, Any]:
         """A saved position is one in this order."""
         return super().fingerprint() | {"order": self.facts()}
@@ -293,12 +280,6 @@ class OrderedStream(TokenStream):
     def facts(self) -> dict[str, Any]:
         """What the order is, as plain data."""
         return {**encode(self.choice), "seed": self.seed, "sha256": self.order.sha256}
-
-    def summary(self) -> str:
-        """The order in a sentence."""
-        first = "highest" if self.choice.options.descending else "lowest"
-        pacing = f"{self.choice.options.pacing.kind}, in {len(self.parts)} parts"
-        return f"{self.name}: {self.documents:,} documents by {self.choice.kind}, the {first} first ({pacing})"
 
     def table(self) -> str:
         """Every document with its score, its tokens and the first part that it is in."""
@@ -337,7 +318,10 @@ def record_orders(streams: Sequence[TokenStream], folder: Path) -> None:
     """Write the orders of these streams, unless they are there already, and say what they are."""
     ordered = [stream for stream in streams if isinstance(stream, OrderedStream)]
     for stream in ordered:
-        say(f"{stream.summary()}; in {folder / stream.name}.tsv.")
+        first = "highest" if stream.choice.options.descending else "lowest"
+        pacing = f"{stream.choice.options.pacing.kind}, in {len(stream.parts)} parts"
+        by = f"{stream.documents:,} documents by {stream.choice.kind}, the {first} first"
+        say(f"{stream.name}: {by} ({pacing}); in {folder / stream.name}.tsv.")
     facts = {stream.name: _record(stream) for stream in ordered}
     with contextlib.suppress(BraidError):
         if all((folder / f"{name}.tsv").is_file() for name in facts) and read_json(folder / RECORD) == facts:

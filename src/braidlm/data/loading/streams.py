@@ -58,6 +58,18 @@ class Subset:
         return np.sort(order[round(self.start * documents) : round(self.stop * documents)])
 
 
+class Pacing:
+    """How the training goes through the parts of a stream; this one stays in one part."""
+
+    def part_at(self, part: int, progress: float) -> int:
+        """The part that a batch at this progress of the training is drawn from, after one from `part`."""
+        return part
+
+    def part_after(self, part: int) -> int:
+        """The part that follows when all of `part` was read."""
+        return part
+
+
 class TokenStream:
     """The concatenated documents of a packed data set, or of a subset; the first token follows the last."""
 
@@ -78,6 +90,7 @@ class TokenStream:
             self._chosen = self.subset.choose(manifest.documents)
         self.parts: list[TokenStream] = [self]
         """What epochs are cut from; several where documents have an order."""
+        self.pacing = Pacing()
         if self._chosen is None:
             self.documents, self.words, self.bytes = manifest.documents, manifest.words, manifest.bytes
             run_lengths = np.array([manifest.tokens], np.int64)
@@ -113,14 +126,6 @@ class TokenStream:
     def of_documents(self, documents: np.ndarray) -> "TokenStream":
         """Some documents of the data set as a stream, in this order."""
         return TokenStream(self.data, self.subset, self.name, documents)
-
-    def part_at(self, part: int, progress: float) -> int:
-        """The part that a batch at this progress is drawn from, after one from `part`."""
-        return part
-
-    def part_after(self, part: int) -> int:
-        """The part that follows when all of `part` was read."""
-        return part
 
     def read(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """`length` tokens from `start` on, with how many words begin in each; circular."""

@@ -4,7 +4,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.mixture import CurriculumPoint, Mixture, MixtureConfig, assign_rows
+from braidlm.data.loading.config import CurriculumPoint, MixtureConfig
+from braidlm.data.loading.loader import Mixture, assign_rows
 from braidlm.model.config.strict import decode, encode
 
 TOKENS = {"maths": 100, "stories": 300}
