@@ -58,8 +58,6 @@ def test_models_of_one_configuration_are_built_once(tmp_path: Path) -> None:
     alike = {models[name].skeleton for name in ("dense", "of_stories", "of_maths", "student")}
     assert len(alike) == 1
     assert models["by_seed"].skeleton is not models["by_source"].skeleton, "their paths have other names"
-    for model in models.values():
-        assert model.skeleton.config == model.config
 
 
 def test_every_model_is_there(results: StudyResults) -> None:

@@ -126,11 +126,9 @@ class StudyModel:
 
     name: str
     kind: Role
-    config: BraidConfig
-    """With the vocabulary that the study says, or the default of a trained tokenizer; an edited model's before its
-    edits."""
     skeleton: BraidForCausalLM
-    """Models of one configuration share it."""
+    """With the vocabulary that the study says, or the default of a trained tokenizer; an edited model's before its
+    edits. Models of one configuration share it."""
 
 
 @dataclass
@@ -156,8 +154,8 @@ def study_models(study: Study) -> list[StudyModel]:
     for name in study.order:
         with collecting(problems), errors_of(name):
             config = _config(study, name, models)
-            same = next((model.skeleton for model in models.values() if model.config == config), None)
-            models[name] = StudyModel(name, study.role(name), config, same or skeleton(config))
+            same = next((model.skeleton for model in models.values() if model.skeleton.config == config), None)
+            models[name] = StudyModel(name, study.role(name), same or skeleton(config))
     if problems:
         raise BraidError("\n".join(dict.fromkeys(problems)))
     return list(models.values())
@@ -201,7 +199,8 @@ def _config(study: Study, name: str, before: dict[str, StudyModel]) -> BraidConf
             return open_model(find_model(other), "braid").config
         if other not in before:
             raise BraidError(f"'{other}', which it is made of, cannot be built")
-        return before[other].config
+        config: BraidConfig = before[other].skeleton.config
+        return config
 
     step, size = study.steps[name], study.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     if isinstance(step, (ComposeStep, AverageStep)):

@@ -56,7 +56,8 @@ class Step:
     kind: ClassVar[str]
     train: StepTraining | None = None
     """The training after the model is made; without it the model stays as it is made."""
-    seeds: Any = None
+    seeds: list[Seed] | None = None
+    """The seeds that the step is done with; by default those of what it reads, or the study's."""
     series: str | None = None
     """Steps of one series are a line in the plots of bits per byte against parameters."""
 
@@ -71,13 +72,7 @@ class Step:
 
 
 @dataclass(kw_only=True)
-class _Seeded(Step):
-    seeds: list[Seed] | None = None
-    """The seeds that the step is done with; by default those of what it reads, or the study's."""
-
-
-@dataclass(kw_only=True)
-class TrainStep(_Seeded):
+class TrainStep(Step):
     """A model trained from scratch, or another model (`of`) trained on."""
 
     kind = "train"
@@ -100,7 +95,7 @@ class TrainStep(_Seeded):
 
 
 @dataclass(kw_only=True)
-class ComposeStep(_Seeded):
+class ComposeStep(Step):
     """Models that were trained apart, composed as the paths of one."""
 
     kind = "compose"
@@ -141,7 +136,7 @@ class ComposeStep(_Seeded):
 
 
 @dataclass(kw_only=True)
-class EditStep(_Seeded):
+class EditStep(Step):
     """A model that edits are applied to, in order."""
 
     kind = "edit"
@@ -170,7 +165,7 @@ class AverageStep(Step):
     train: None = field(init=False, default=None)
     average: list[str]
     """Steps whose models are the members: one with several seeds, or several, which may read other domains."""
-    seeds: Literal["all", "each"] = "all"
+    seeds: Literal["all", "each"] = "all"  # type: ignore[assignment]
     """One average of the members of all seeds, or one for each seed."""
     join: Annotated[Choice, PartOf(composing_joins, "average")] = "average"  # type: ignore[assignment]
     """How the members are weighed: all alike (`average`), or each by how well it has predicted the text so far
@@ -208,7 +203,7 @@ class Distillation:
 
 
 @dataclass(kw_only=True)
-class DistilStep(_Seeded):
+class DistilStep(Step):
     """A model trained from scratch that learns from another model."""
 
     kind = "distil"
