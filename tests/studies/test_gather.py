@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -18,15 +19,22 @@ from braidlm.training.train import train
 from tests.training.tiny_runs import records, tiny_recipe
 
 
-@pytest.fixture
-def runs(stories: Path, tmp_path: Path) -> Path:
-    """Two runs trained apart, in different folders; the second was interrupted in the middle."""
+@pytest.fixture(scope="module")
+def trained(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs trained apart, in different folders."""
+    folder = tmp_path_factory.mktemp("gathered") / "runs"
     short: dict[str, Any] = {"training": {"budget": "4 steps"}, "validation": {"every": "2 steps"}}
-    train(tiny_recipe({"stories": stories}, tmp_path / "runs/a", **short), device="cpu")
-    other = tiny_recipe({"stories": stories}, tmp_path / "runs/deep/b", seed=8, **short)
+    train(tiny_recipe({"stories": stories}, folder / "a", **short), device="cpu")
+    other = tiny_recipe({"stories": stories}, folder / "deep/b", seed=8, **short)
     other["training"]["batch"] = 2
     train(other, device="cpu")
-    return tmp_path / "runs"
+    return folder
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path) -> Path:
+    """A copy, which a test may change."""
+    return Path(shutil.copytree(trained, tmp_path / "runs"))
 
 
 def test_a_run(runs: Path) -> None:

@@ -1,7 +1,7 @@
 """`braid completion`: the script that lets a shell complete verbs, options and names; read from the parser itself."""
 
 import argparse
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from braidlm.core import console
 
@@ -15,16 +15,15 @@ NAMES = {"RECIPE": "recipes", "X": "recipes", "WHAT": "lists"}
 """What stands for a positional argument of this metavar, beside files and folders."""
 
 
-@dataclass
-class VerbWords:
+class VerbWords(NamedTuple):
     """What can follow a verb."""
 
     about: str
-    options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str]
     """Each with its help."""
-    values: dict[str, list[str]] = field(default_factory=dict)
+    values: dict[str, list[str]]
     """The values of each option that has a choice of them."""
-    names: list[str] = field(default_factory=list)
+    names: list[str]
     """Names of recipes or lists, where the verb takes some."""
 
 
@@ -49,16 +48,15 @@ def verb_words() -> dict[str, VerbWords]:
     about = {action.dest: action.help or "" for action in verbs._choices_actions}
     words = {}
     for verb, parser in verbs.choices.items():
-        words[verb] = VerbWords(about.get(verb, ""))
-        for action in parser._actions:
-            for option in action.option_strings:
-                words[verb].options[option] = (action.help or "").replace("%%", "%")
-                if action.choices is not None:
-                    words[verb].values[option] = [str(choice) for choice in action.choices]
-            if not action.option_strings and action.choices is not None:
-                words[verb].names += [str(choice) for choice in action.choices]
-            elif not action.option_strings:
-                words[verb].names += known.get(NAMES.get(str(action.metavar), ""), [])
+        options = {option: action for action in parser._actions for option in action.option_strings}
+        positionals = [action for action in parser._actions if not action.option_strings]
+        names = [action.choices or known.get(NAMES.get(str(action.metavar), ""), []) for action in positionals]
+        words[verb] = VerbWords(
+            about.get(verb, ""),
+            {option: (action.help or "").replace("%%", "%") for option, action in options.items()},
+            {option: list(map(str, action.choices)) for option, action in options.items() if action.choices},
+            [str(name) for each in names for name in each],
+        )
     return words
 
 
@@ -99,7 +97,7 @@ def zsh(words: dict[str, VerbWords]) -> str:
     """For zsh."""
     verbs = "\n".join(f"    {_quoted(f'{verb}:{own.about}')}" for verb, own in words.items())
     cases = "".join(
-        f"    {verb})\n      options=({' '.join(_quoted(f'{_colons(o)}:{text}') for o, text in own.options.items())})\n"
+        f"    {verb})\n      options=({' '.join(_quoted(f'{o}:{text}') for o, text in own.options.items())})\n"
         f"      names=({' '.join(map(_quoted, own.names))}) ;;\n"
         for verb, own in words.items()
     )
@@ -160,7 +158,3 @@ SCRIPTS = {"bash": bash, "zsh": zsh, "fish": fish}
 def _quoted(text: str) -> str:
     """A word in single quotes, which all three shells read alike."""
     return "'" + text.replace("'", "’").replace("\\", "").replace("\n", " ") + "'"
-
-
-def _colons(option: str) -> str:
-    return option.replace(":", "\\:")
