@@ -24,9 +24,6 @@ from braidlm.studies.running import run_study
 from braidlm.studies.study import Role, Study
 from braidlm.studies.tables import tables
 
-WITH_PATHS = "Paths trained apart and composed, beside models trained from scratch"
-WITHOUT_PATHS = "Models trained from scratch on the same batches"
-WITH_AVERAGES = "Models trained apart, and averages of their probabilities"
 AVERAGES = (
     "An average costs what its members cost: FLOPs, words and time are theirs together, and they can be trained at the "
     "same time. The time of a composed model is also its paths'. A distilled model has its own, and its average comes "
@@ -34,10 +31,6 @@ AVERAGES = (
 )
 ROUTES_LINK = {"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}.html"}
 LOWER_LEFT = "Nearer to the lower left is better on both."
-WITH_VARIANTS = "What edits and further training make of a trained model"
-NO_LEVELS: Mapping[str, float] = {}
-BAR_BITS = 1.0
-"""The end of the scale of bars in bits per byte."""
 
 
 def study(
@@ -101,10 +94,12 @@ def add_routes(report: Report, routed: RoutingReport, caption: str) -> None:
 
 def _subtitle(results: StudyResults) -> str:
     if results.names("path"):
-        return WITH_PATHS
+        return "Paths trained apart and composed, beside models trained from scratch"
     if results.names("average"):
-        return WITH_AVERAGES
-    return WITH_VARIANTS if results.names("variant") else WITHOUT_PATHS
+        return "Models trained apart, and averages of their probabilities"
+    if results.names("variant"):
+        return "What edits and further training make of a trained model"
+    return "Models trained from scratch on the same batches"
 
 
 def _means(results: StudyResults) -> str:
@@ -132,12 +127,12 @@ def model_colours(results: StudyResults) -> dict[str, str]:
     return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
 
 
-def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, float] = NO_LEVELS) -> Lines | None:
+def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, float] | None = None) -> Lines | None:
     """How the first seed's models learned a domain; a composed model begins after the tokens of what it is made of.
 
     None if there was no validation.
     """
-    unit, colours = results.unit, model_colours(results)
+    unit, colours, levels = results.unit, model_colours(results), levels or {}
     models = [m for m in results.models if m.seed == results.study.seeds[0]]
     series: dict[str, tuple[list[float], list[float]]] = {}
     series_colours = {}
@@ -181,13 +176,10 @@ def trade_chart(results: StudyResults, old: str, new: str) -> Points | None:
 
     None if there are none.
     """
-    study = results.study
-    variants = [n for n in results.names("variant") if new in study.domains_of(n)]
+    variants = [name for name in results.names("variant") if new in results.study.domains_of(name)]
     bases = dict.fromkeys(results.base_of(results.of(name)[0]).name for name in variants)
     points = {name: _bits_on(results, name, (old, new)) for name in (*bases, *variants)}
-    if not points:
-        return None
-    return Points(points, f"bits per byte, {old}", f"bits per byte, {new}")
+    return Points(points, f"bits per byte, {old}", f"bits per byte, {new}") if points else None
 
 
 def _bits_on(results: StudyResults, name: str, domains: Sequence[str]) -> tuple[float, float]:
@@ -234,7 +226,7 @@ def curve_limits(bits: Iterable[float]) -> tuple[float, float]:
 
 def bar_limit(bits: Iterable[float]) -> float:
     """The end of the scale of all bars, doubled until they fit; a tenth is kept for the number after a bar."""
-    limit, largest = BAR_BITS, max((value for value in bits if math.isfinite(value)), default=0.0)
+    limit, largest = 1.0, max((value for value in bits if math.isfinite(value)), default=0.0)
     while largest > 0.9 * limit:
         limit *= 2
     return limit

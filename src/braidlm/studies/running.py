@@ -6,7 +6,7 @@ A folder that was made of the same models in the same way is used again.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,9 @@ class _Runner:
         start = None
         if isinstance(step, (ComposeStep, AverageStep)):
             out = folder if step.train is None else folder.with_name(f"{name}-composed")
-            start = self._composed(out, parts, self.study.path_names(name), step.options(seed))
+            names, options, sources = self.study.path_names(name), step.options(seed), [part.model for part in parts]
+            said = f"{out.name}: {', '.join(names)}, joined by {options['join']['kind']}"
+            start = _made(out, sources, options, said, lambda: compose(sources, out, names=names, **options))
         elif isinstance(step, EditStep):
             edits = [decode_edit(one, f"edit[{at}]") for at, one in enumerate(step.edit)]
             outs = [folder.with_name(f"{name}-{at}-{one.kind}") for at, one in enumerate(edits, 1)]
@@ -114,18 +116,6 @@ class _Runner:
         run = self._train(name, folder, seed, start, parts)
         return TrainedModel(name, self.study.role(name), seed, run.model, run, parts)
 
-    def _composed(self, out: Path, parts: list[TrainedModel], names: list[str], options: dict[str, Any]) -> Path:
-        """Models composed or averaged, in a folder of their own."""
-        sources = [part.model for part in parts]
-        if out.is_dir():
-            if is_made_of(out, sources, options):
-                return out
-            remove_made(out)  # a part was trained again since, or the recipe changed
-        console.say(f"\n{out.name}: {', '.join(names)}, joined by {options['join']['kind']}")
-        with console.silence():  # its account of every tensor is in the lineage, and the study trains what is fresh
-            compose(sources, out, names=names, **options)
-        return out
-
     def _edited(self, start: Path, one: NamedEdit, out: Path, seed: int) -> Path:
         """A model after one edit; a text that is a domain's name stands for the packed domain."""
         chosen: Any = one.edit
@@ -133,15 +123,9 @@ class _Runner:
         if getattr(chosen, "text", None) in texts:
             chosen = replace(chosen, text=texts[chosen.text])
         options = json.loads(json.dumps(asdict(chosen)))  # as the lineage has them
-        if out.is_dir():
-            is_same_edit = (load_lineage(out) or {}).get("made_by") == f"braid edit {one.kind}"
-            if is_same_edit and not self.fresh and is_made_of(out, [start], {"seed": seed, **options}):
-                return out
-            remove_made(out)  # the model was trained again since, or the recipe changed
-        console.say(f"\n{out.name}, seed {seed}: braid edit {one.kind}")
-        with console.silence():  # its account of every tensor is in the lineage
-            edit(one.kind, start, out, seed=seed, **options)
-        return out
+        is_same = not self.fresh and (load_lineage(out) or {}).get("made_by") == f"braid edit {one.kind}"
+        said, known = f"{out.name}, seed {seed}: braid edit {one.kind}", {"seed": seed, **options}
+        return _made(out, [start], known, said, lambda: edit(one.kind, start, out, **known), is_same)
 
     def _train(self, name: str, folder: Path, seed: int, start: Path | None, parts: list[TrainedModel]) -> Run:
         """Train what a step begins with; from models that were made anew it is trained anew."""
@@ -231,6 +215,20 @@ def check_variants(variants: Mapping[str, dict[str, Any]], fresh: bool, todo: st
                 check_training_fits(skeleton(config), torch.device(device))
     if problems:
         raise BraidError("\n".join(problems), todo=f"Nothing was started. {todo}")
+
+
+def _made(
+    out: Path, sources: list[Path], options: dict[str, Any], said: str, make: Callable[[], Any], is_same: bool = True
+) -> Path:
+    """A model folder made of others: the one that is there, if it was made of the same models in the same way."""
+    if out.is_dir():
+        if is_same and is_made_of(out, sources, options):
+            return out
+        remove_made(out)  # a model was trained again since, or the recipe changed
+    console.say(f"\n{said}")
+    with console.silence():  # its account of every tensor is in the lineage, and the study trains what is fresh
+        make()
+    return out
 
 
 def is_made_of(folder: Path, sources: Sequence[Path], options: Mapping[str, Any] | None = None) -> bool:
