@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from braidlm.kernels.ops.dropout import DropoutUse, dropout_into
+from braidlm.kernels.ops.norm import plain_add_norm
+from braidlm.kernels.routed.router import plain_route
 from braidlm.kernels.side_stream import DeferredGradient, SideStream
 
 TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 8e-3}
@@ -55,6 +57,16 @@ def dropout_factors(dropout: DropoutUse, rows: int, width: int) -> Tensor | None
         return None
     ones = torch.ones(rows, width, device=dropout.seed.device)
     return dropout_into(ones, dropout, torch.empty_like(ones))
+
+
+def plain_add_norm_route(
+    stream: Tensor, delta: Any, delta_bias: Any, weight: Tensor, bias: Any, router: Tensor, router_bias: Any,
+    balance: Any, eps: float, centred: bool, reads_normed: bool, top_k: int, renormalise: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The reference of a norm and a router in one kernel: those of both, one after the other."""
+    summed, normed = plain_add_norm(stream, delta, delta_bias, weight, bias, eps, centred)
+    read = normed if reads_normed else summed
+    return summed, normed, *plain_route(read, router, router_bias, balance, top_k, renormalise)[1:]
 
 
 class InlineSideStream:

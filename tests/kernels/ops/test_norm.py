@@ -8,8 +8,8 @@ from torch import Tensor
 
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.norm import AddDelta, AddNorm, plain_add, plain_add_norm
-from braidlm.kernels.routed.norm_router import AddNormRoute, NormRouteConfig, plain_add_norm_route
-from tests.kernels.comparison import assert_equal_with_gradients
+from braidlm.kernels.routed.norm_router import AddNormRoute, NormRouteConfig
+from tests.kernels.comparison import assert_equal_with_gradients, plain_add_norm_route
 
 ROWS, WIDTH, RATE = 70, 48, 0.25
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.routed.combine import Combine
-from braidlm.kernels.routed.norm_router import AddNormRoute, CombineNormRoute, NormRouteConfig, plain_add_norm_route
+from braidlm.kernels.routed.norm_router import AddNormRoute, NormRouteConfig
 from braidlm.kernels.routed.permutation import permute
 from braidlm.kernels.routed.router import Route, RouterInner, plain_route, plain_router_inner
-from tests.kernels.comparison import assert_equal_with_gradients
+from tests.kernels.comparison import assert_equal_with_gradients, plain_add_norm_route
 
 
 @pytest.mark.parametrize(("width", "choices", "top_k"), [(24, 4, 2), (192, 3, 1), (192, 5, 1), (48, 17, 3)])
@@ -78,12 +78,11 @@ def test_combine_norm_route_equals_combine_then_norm_route(device: str, dtype: t
     results: list[list[Tensor]] = []
     for together in (True, False):
         leaves = [x.clone().requires_grad_() for x in (rows, weights, router, router_bias)]
-        config = NormRouteConfig(1e-5, True, False, 2, True, ColumnSums(1))
-        parts = (None, None, *leaves[2:], None, config)
-        if together:
-            outputs = CombineNormRoute.apply(*leaves[:2], permutation, None, *parts)
-        else:
-            outputs = AddNormRoute.apply(Combine.apply(*leaves[:2], permutation), None, None, *parts)
+        pair = leaves[:2] if together else (Combine.apply(*leaves[:2], permutation), None)
+        config = NormRouteConfig(
+            1e-5, True, False, 2, True, ColumnSums(1), permutation=permutation if together else None
+        )
+        outputs = AddNormRoute.apply(*pair, None, None, None, *leaves[2:], None, config)
         upstream = upstream or [torch.randn_like(x) if x.is_floating_point() else x for x in outputs]
         gradients = torch.autograd.grad([*outputs[:4], outputs[5]], leaves, [*upstream[:4], upstream[5]])
         gradients[0][~real] = 0  # padding of unused tiles is undefined

@@ -1,6 +1,6 @@
 """Experts: routers, which may be computed with the norm before them, and products of rows that are sorted by expert."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from braidlm.kernels.routed.choices import MAX_FEW
 from braidlm.kernels.routed.combine import DeferredDispatch, UncombinedRows
 from braidlm.kernels.routed.grouped.layers import FeedConfig, GroupedFeed, GroupedLinear
 from braidlm.kernels.routed.grouped.weights import Gathered, GroupedGradientStack
-from braidlm.kernels.routed.norm_router import AddNormRoute, CombineNormRoute, NormRouteConfig
+from braidlm.kernels.routed.norm_router import AddNormRoute, NormRouteConfig
 from braidlm.kernels.routed.permutation import TILE, Permutation, permute, row_bound
 from braidlm.kernels.routed.router import Route, RouterInner
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
@@ -137,12 +137,12 @@ def add_norm_route(
         form.eps, form.centred, not folded, router.config.top_k, router.config.renormalise, context.sums_of(router),
         context.slots.get(reader), slot, dropout, seed, deferred,
     )  # fmt: skip
-    rest = (form.weight, form.bias, *_scores_of(router), router.balance, config)
     if pending is None and isinstance(stream, UncombinedRows):
-        outputs = CombineNormRoute.apply(stream.rows, stream.weights, stream.permutation, stream.slot, *rest)
-    else:
-        outputs = AddNormRoute.apply(combined(stream), delta, bias, *rest)
-    summed, normed, *choice = outputs
+        config = replace(config, permutation=stream.permutation, rows_slot=stream.slot)
+        delta, stream = stream.weights, stream.rows
+    summed, normed, *choice = AddNormRoute.apply(
+        combined(stream), delta, bias, form.weight, form.bias, *_scores_of(router), router.balance, config
+    )
     return summed, normed, _dispatch(router, choice, context, permute_on_side)
 
 

@@ -1,8 +1,8 @@
 """Adding to the stream, normalising it and routing it: one pass over memory forward and one backward.
 
 This is `AddNorm` followed by `Route`, for routers with few choices (`MAX_FEW`): in the backward pass a program holds a
-sum for each of them. `CombineNormRoute` also computes the stream as the weighted sum of sorted rows (`Combine`) in the
-forward pass.
+sum for each of them. The forward pass may also compute the stream, as the weighted sum of sorted rows (`Combine`). The
+references are `plain_add_norm` and `plain_route`, one after the other.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ from braidlm.kernels.ops.norm import (
     addition,
     norm_gradient,
     normalised,
-    plain_add_norm,
     store_gradients,
     store_vector_sums,
     stored,
@@ -31,7 +30,6 @@ from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.choices import router_scores, score_gradient, select_top_k, store_sums
 from braidlm.kernels.routed.combine import combine_gradients, combined_rows
 from braidlm.kernels.routed.permutation import Permutation
-from braidlm.kernels.routed.router import plain_route
 from braidlm.kernels.side_stream import DeferredGradient
 
 ELEMENTS = 512
@@ -166,11 +164,18 @@ class NormRouteConfig:
     dropout: float = 0.0
     seed: Tensor | None = None
     deferred: DeferredGradient | None = None
+    permutation: Permutation | None = None
+    """That of a stream which is still to be combined."""
+    rows_slot: GradientSlot | None = None
+    """The slot of the layer that computed its rows."""
 
 
 class AddNormRoute(torch.autograd.Function):
     """stream, delta [rows, width] (or None), three vectors [width] (or None), the router's weight [choices, width], its
     bias and balance [choices] (or None) -> the sum, the sum normalised, scores, probabilities, chosen, weights.
+
+    Where the config has a permutation, the stream is still to be combined: rows [R, width] and weights [N, K], as for
+    `Combine`, take the place of stream and delta.
     """
 
     @staticmethod
@@ -186,131 +191,81 @@ class AddNormRoute(torch.autograd.Function):
         balance: Tensor | None,
         config: NormRouteConfig,
     ) -> tuple[Tensor, ...]:
-        ctx.adds, ctx.delta_biased = delta is not None, delta_bias is not None
+        ctx.adds, ctx.delta_biased, ctx.router_biased = (
+            delta is not None,
+            delta_bias is not None,
+            router_bias is not None,
+        )
+        inputs: tuple[Any, ...] = (stream, delta, delta_bias, None, None, None)
+        experts = 0
         summed = stream if delta is None else torch.empty_like(stream)
-        vectors = (weight, bias, router, router_bias, balance)
-        return _forward_pass(ctx, config, summed, (stream, delta, delta_bias), (None, None, None, 0), vectors)
+        if config.permutation is not None:
+            assert delta is not None
+            rows, row_of_choice = stream.contiguous(), config.permutation.row_of_choice
+            inputs, experts = (None, None, None, rows, delta.contiguous(), row_of_choice), row_of_choice.shape[1]
+            summed = rows.new_empty(len(row_of_choice), rows.shape[1])
+        (rows_read, width), choices = summed.shape, len(router)
+        normed = torch.empty_like(summed) if config.normed_slot is None else config.normed_slot.input
+        rstds = torch.empty(rows_read, dtype=torch.float32, device=summed.device)
+        means = torch.empty_like(rstds) if config.centred else None
+        scores = rstds.new_empty(rows_read, choices)
+        probabilities, weights = torch.empty_like(scores), scores.new_empty(rows_read, config.top_k)
+        chosen = torch.empty(rows_read, config.top_k, dtype=torch.int64, device=summed.device)
+        tile = _tile(width, choices)
+        _forward[(triton.cdiv(rows_read, tile["ROWS"]),)](
+            *inputs, weight, bias, router, router_bias, balance, config.seed,
+            summed, normed, means, rstds, scores, probabilities, chosen, weights, rows_read, width, choices, config.eps,
+            1 / (1 - config.dropout), config.centred, config.reads_normed, config.top_k, config.renormalise,
+            threshold(config.dropout), experts, width, **tile,
+        )  # fmt: skip
+        ctx.save_for_backward(summed, weight, bias, means, rstds, router, probabilities, chosen, *inputs[3:5])
+        ctx.config = config
+        ctx.mark_non_differentiable(chosen)
+        ctx.set_materialize_grads(False)
+        return summed, normed, scores, probabilities, chosen, weights
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        gradient, delta, delta_bias, vectors = _backward_pass(ctx, saved, *gradients)
-        return gradient, delta if ctx.adds else None, delta_bias, *vectors, None, None
-
-
-class CombineNormRoute(torch.autograd.Function):
-    """`AddNormRoute` of a stream that is still to be combined: rows [R, width], weights [N, K] as for `Combine`.
-
-    `slot` belongs to the layer that computed the rows.
-    """
-
-    @staticmethod
-    def forward(
+    def backward(
         ctx: Any,
-        rows: Tensor,
-        weights: Tensor,
-        permutation: Permutation,
-        slot: GradientSlot | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        router: Tensor,
-        router_bias: Tensor | None,
-        balance: Tensor | None,
-        config: NormRouteConfig,
-    ) -> tuple[Tensor, ...]:
-        rows, weights = rows.contiguous(), weights.contiguous()
-        ctx.permutation, ctx.slot, ctx.delta_biased = permutation, slot, False
-        (tokens, choices), width = permutation.row_of_choice.shape, rows.shape[1]
-        combined = (rows, weights, permutation.row_of_choice, choices)
-        vectors = (weight, bias, router, router_bias, balance)
-        return _forward_pass(ctx, config, rows.new_empty(tokens, width), (None, None, None), combined, vectors)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        gradient, _, _, vectors = _backward_pass(ctx, saved, *gradients)
-        rows, weights = saved[-2:]
-        combine_gradient = combine_gradients(gradient, rows, weights, ctx.permutation, ctx.slot)
-        return *combine_gradient, None, None, *vectors, None, None
-
-
-def _forward_pass(
-    ctx: Any,
-    config: NormRouteConfig,
-    summed: Tensor,
-    added: tuple[Tensor | None, ...],
-    combined: tuple[Tensor | int | None, ...],
-    vectors: tuple[Tensor | None, ...],
-) -> tuple[Tensor, ...]:
-    weight, bias, router, router_bias, _ = vectors
-    assert router is not None
-    (rows, width), choices = summed.shape, len(router)
-    normed = torch.empty_like(summed) if config.normed_slot is None else config.normed_slot.input
-    rstds = torch.empty(rows, dtype=torch.float32, device=summed.device)
-    means = torch.empty_like(rstds) if config.centred else None
-    scores = rstds.new_empty(rows, choices)
-    probabilities, weights = torch.empty_like(scores), scores.new_empty(rows, config.top_k)
-    chosen = torch.empty(rows, config.top_k, dtype=torch.int64, device=summed.device)
-    tile = _tile(width, choices)
-    _forward[(triton.cdiv(rows, tile["ROWS"]),)](
-        *added, *combined[:3], *vectors, config.seed,
-        summed, normed, means, rstds, scores, probabilities, chosen, weights, rows, width, choices, config.eps,
-        1 / (1 - config.dropout), config.centred, config.reads_normed, config.top_k, config.renormalise,
-        threshold(config.dropout), combined[3], width, **tile,
-    )  # fmt: skip
-    ctx.save_for_backward(summed, weight, bias, means, rstds, router, probabilities, chosen, *combined[:2])
-    ctx.config, ctx.router_biased = config, router_bias is not None
-    ctx.mark_non_differentiable(chosen)
-    ctx.set_materialize_grads(False)
-    return summed, normed, scores, probabilities, chosen, weights
-
-
-def _backward_pass(
-    ctx: Any,
-    saved: tuple[Any, ...],
-    summed_gradient: Tensor | None,
-    normed_gradient: Tensor,
-    scores: Tensor | None,
-    probabilities: Tensor | None,
-    __: None,
-    weights: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor | None, ...]]:
-    """Gradients of the stream, of delta and its bias, of the norm's and the router's weights and biases."""
-    summed, weight, bias, means, rstds, router, saved_probabilities, chosen, *_ = saved
-    (rows, width), choices, config = summed.shape, len(router), ctx.config
-    if config.deferred is not None:
-        assert summed_gradient is None, "the gradient of the sum is deferred"
-        summed_gradient = config.deferred.read()
-    delta_gradient = torch.empty_like(summed) if config.delta_slot is None else config.delta_slot.gradient
-    gradient = torch.empty_like(summed) if config.dropout else delta_gradient
-    tile = _tile(width, choices)
-    tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
-    programs = programs_for(summed.device, PROGRAMS_PER_SM, tiles)
-    vector_count = VECTORS if weight is not None or bias is not None or ctx.delta_biased else 0
-    sums = config.sums.buffer(programs, vector_count * width + choices * (width + 1), summed.device)
-    upstream = [x if x is None else x.contiguous() for x in (weights, probabilities, scores)]
-    _backward[(programs,)](
-        normed_gradient.contiguous(), None if summed_gradient is None else summed_gradient.contiguous(), summed,
-        weight, bias, means, rstds, router, saved_probabilities, chosen, *upstream, config.seed,
-        gradient, delta_gradient, sums, rows, width, choices, 1 / (1 - config.dropout), config.centred,
-        ctx.delta_biased, config.reads_normed, threshold(config.dropout), config.top_k, config.renormalise,
-        vector_count, **tile,
-    )  # fmt: skip
-    total = config.sums.total()
-    vectors, routers = total[: vector_count * width].view(vector_count, width), total[vector_count * width :]
-    return (
-        gradient,
-        delta_gradient,
-        vectors[2].data if ctx.delta_biased else None,
-        (
-            vectors[0].data if weight is not None else None,
-            vectors[1].data if bias is not None else None,
-            routers[: choices * width].view(choices, width).data,
-            routers[choices * width :].data if ctx.router_biased else None,
-        ),
-    )
+        summed_gradient: Tensor | None,
+        normed_gradient: Tensor,
+        scores: Tensor | None,
+        probabilities: Tensor | None,
+        _: None,
+        weights: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        summed, weight, bias, means, rstds, router, saved_probabilities, chosen, *combined = ctx.saved_tensors
+        (rows, width), choices, config = summed.shape, len(router), ctx.config
+        if config.deferred is not None:
+            assert summed_gradient is None, "the gradient of the sum is deferred"
+            summed_gradient = config.deferred.read()
+        delta_gradient = torch.empty_like(summed) if config.delta_slot is None else config.delta_slot.gradient
+        gradient = torch.empty_like(summed) if config.dropout else delta_gradient
+        tile = _tile(width, choices)
+        programs = programs_for(summed.device, PROGRAMS_PER_SM, triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM))
+        vector_count = VECTORS if weight is not None or bias is not None or ctx.delta_biased else 0
+        sums = config.sums.buffer(programs, vector_count * width + choices * (width + 1), summed.device)
+        upstream = [x if x is None else x.contiguous() for x in (weights, probabilities, scores)]
+        _backward[(programs,)](
+            normed_gradient.contiguous(), None if summed_gradient is None else summed_gradient.contiguous(), summed,
+            weight, bias, means, rstds, router, saved_probabilities, chosen, *upstream, config.seed,
+            gradient, delta_gradient, sums, rows, width, choices, 1 / (1 - config.dropout), config.centred,
+            ctx.delta_biased, config.reads_normed, threshold(config.dropout), config.top_k, config.renormalise,
+            vector_count, **tile,
+        )  # fmt: skip
+        *vectors, router_gradient, router_bias_gradient = config.sums.total().split(
+            [width] * vector_count + [choices * width, choices]
+        )
+        needed = (weight is not None, bias is not None, ctx.delta_biased)
+        of_weight, of_bias, of_delta_bias = (vectors[i].data if needs else None for i, needs in enumerate(needed))
+        first, second = gradient, delta_gradient if ctx.adds else None
+        if config.permutation is not None:
+            first, second = combine_gradients(gradient, combined[0], combined[1], config.permutation, config.rows_slot)
+        return (
+            first, second, of_delta_bias, of_weight, of_bias, router_gradient.view(choices, width).data,
+            router_bias_gradient.data if ctx.router_biased else None, None, None,
+        )  # fmt: skip
 
 
 def _tile(width: int, choices: int) -> dict[str, int]:
@@ -318,24 +273,3 @@ def _tile(width: int, choices: int) -> dict[str, int]:
     warps = max(1, min(16, columns // ELEMENTS))
     padded_choices = triton.next_power_of_2(choices)
     return {"ROWS": max(1, ELEMENTS // columns), "COLUMNS": columns, "CHOICES": padded_choices, "num_warps": warps}
-
-
-def plain_add_norm_route(
-    stream: Tensor,
-    delta: Tensor | None,
-    delta_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    router: Tensor,
-    router_bias: Tensor | None,
-    balance: Tensor | None,
-    eps: float,
-    centred: bool,
-    reads_normed: bool,
-    top_k: int,
-    renormalise: bool,
-) -> tuple[Tensor, ...]:
-    """The reference, in torch's operations."""
-    summed, normed = plain_add_norm(stream, delta, delta_bias, weight, bias, eps, centred)
-    read = normed if reads_normed else summed
-    return summed, normed, *plain_route(read, router, router_bias, balance, top_k, renormalise)[1:]

@@ -204,62 +204,32 @@ class Route(torch.autograd.Function):
             weights = ctx.deferred.add_weights(weights)
             rows_gradient, row_of_choice = ctx.deferred.read_rows()
         upstream = [x if x is None else x.contiguous() for x in (stream_gradient, weights, probabilities, scores)]
-        upstream += [rows_gradient, row_of_choice]
-        backward = _backward_few if len(weight) <= MAX_FEW else _backward_many
-        parameters = backward(ctx, stream, weight, saved_probabilities, chosen, upstream, gradient)
-        return gradient, *parameters, *[None] * 7
-
-
-def _backward_few(
-    ctx: Any,
-    stream: Tensor,
-    weight: Tensor,
-    probabilities: Tensor,
-    chosen: Tensor,
-    upstream: list[Tensor | None],
-    gradient: Tensor,
-) -> tuple[Tensor, Tensor | None]:
-    """Into `gradient`; the gradients of weight and bias."""
-    (rows, width), choices = stream.shape, len(weight)
-    block = _block(width, choices)
-    tiles = triton.cdiv(rows, block["ROWS"] * TILES_PER_PROGRAM_FEW)
-    programs = programs_for(stream.device, PROGRAMS_PER_SM_FEW, tiles)
-    sums = ctx.sums.buffer(programs, choices * (width + 1), stream.device)
-    _route_few_backward[(programs,)](
-        stream, weight, probabilities, chosen, *upstream, gradient, sums, rows, width, choices, chosen.shape[1],
-        ctx.renormalise, **block,
-    )  # fmt: skip
-    total = ctx.sums.total()
-    weight_gradient = total[: choices * width].view(choices, width).data
-    return weight_gradient, total[choices * width :].data if ctx.biased else None
-
-
-def _backward_many(
-    ctx: Any,
-    stream: Tensor,
-    weight: Tensor,
-    probabilities: Tensor,
-    chosen: Tensor,
-    upstream: list[Tensor | None],
-    gradient: Tensor,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients where a product computes that of the weight: beside other work, if there is a side stream."""
-    (rows, width), choices, slot = stream.shape, len(weight), ctx.scores_slot
-    tiles = triton.cdiv(rows, BACKWARD_ROWS)
-    scores_gradient = stream.new_empty(rows, choices) if slot is None else slot.gradient
-    sums = ctx.sums.buffer(tiles, choices, stream.device)
-    _route_backward[(tiles, triton.cdiv(width, BACKWARD_COLUMNS))](
-        weight, probabilities, chosen, *upstream, gradient, scores_gradient, sums, rows, width, choices,
-        chosen.shape[1], ctx.renormalise, BACKWARD_ROWS, BACKWARD_COLUMNS,
-        max(MIN_CHOICES, triton.next_power_of_2(choices)), num_warps=WARPS,
-    )  # fmt: skip
-    bias_gradient, weight_gradient = ctx.sums.total(), None
-    if slot is not None:
-        weight_gradient = slot.submit(scores_gradient)
-    elif ctx.needs_input_grad[1]:
-        with on_side(side_if_small(ctx.side, stream), scores_gradient, stream):
-            weight_gradient = product(scores_gradient.t(), stream, weight.dtype)
-    return weight_gradient, bias_gradient if ctx.biased else None
+        read = (weight, saved_probabilities, chosen, *upstream, rows_gradient, row_of_choice, gradient)
+        (rows, width), choices, slot = stream.shape, len(weight), ctx.scores_slot
+        options = (rows, width, choices, chosen.shape[1], ctx.renormalise)
+        if choices <= MAX_FEW:
+            block = _block(width, choices)
+            tiles = triton.cdiv(rows, block["ROWS"] * TILES_PER_PROGRAM_FEW)
+            programs = programs_for(stream.device, PROGRAMS_PER_SM_FEW, tiles)
+            sums = ctx.sums.buffer(programs, choices * (width + 1), stream.device)
+            _route_few_backward[(programs,)](stream, *read, sums, *options, **block)
+            weight_gradient, bias_gradient = ctx.sums.total().split((choices * width, choices))
+            weight_gradient, bias_gradient = weight_gradient.view(choices, width).data, bias_gradient.data
+        else:  # a product computes the gradient of the weight: beside other work, if there is a side stream
+            tiles = triton.cdiv(rows, BACKWARD_ROWS)
+            scores_gradient = stream.new_empty(rows, choices) if slot is None else slot.gradient
+            sums = ctx.sums.buffer(tiles, choices, stream.device)
+            _route_backward[(tiles, triton.cdiv(width, BACKWARD_COLUMNS))](
+                *read, scores_gradient, sums, *options, BACKWARD_ROWS, BACKWARD_COLUMNS,
+                max(MIN_CHOICES, triton.next_power_of_2(choices)), num_warps=WARPS,
+            )  # fmt: skip
+            bias_gradient, weight_gradient = ctx.sums.total(), None
+            if slot is not None:
+                weight_gradient = slot.submit(scores_gradient)
+            elif ctx.needs_input_grad[1]:
+                with on_side(side_if_small(ctx.side, stream), scores_gradient, stream):
+                    weight_gradient = product(scores_gradient.t(), stream, weight.dtype)
+        return gradient, weight_gradient, bias_gradient if ctx.biased else None, *[None] * 7
 
 
 def _block(width: int, choices: int) -> dict[str, int]:
