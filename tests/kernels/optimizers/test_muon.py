@@ -8,8 +8,8 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor, nn, optim
 
-from braidlm.kernels.optimizers.batched_muon import BatchedMuon
 from braidlm.kernels.optimizers.fused_step import FusedStep
+from braidlm.kernels.optimizers.muon import BatchedMuon
 
 SHAPES = ((8, 12), (72, 24), (3, 24, 72), (2, 72, 24), (68, 140), (1, 5), (136, 120))
 UNALIGNED = ((7, 9), (2, 13, 5))

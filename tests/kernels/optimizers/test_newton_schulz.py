@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("triton")
 import torch
 
-from braidlm.kernels.optimizers.batched_muon import orthogonalized
-from braidlm.kernels.optimizers.newton_schulz import LARGE_UNIT, UNIT, NewtonSchulz
+from braidlm.kernels.optimizers.newton_schulz import LARGE_UNIT, UNIT, NewtonSchulz, orthogonalized
 from tests.kernels.comparison import TOLERANCES, nan_in_new_memory, relative_error
 from tests.kernels.optimizers.stacked_matrices import by_kernels, random_matrices
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braidlm.kernels.optimizers.batched_muon import orthogonalized
+from braidlm.kernels.optimizers.newton_schulz import orthogonalized
 from tests.kernels.optimizers.stacked_matrices import by_kernels, random_matrices
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

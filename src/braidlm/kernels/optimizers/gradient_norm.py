@@ -1,19 +1,63 @@
-"""The norm of all gradients in one pass over memory, and the factor of clipping that kernels take from it.
+"""The norm of all gradients in one pass over memory, and what else kernels over many tensors share.
 
-The reference is torch's `get_total_norm` and `clip_grads_with_norm_`.
+These read a table on the device: addresses and sizes of tensors, and factors of weights. The reference of the norm is
+torch's `get_total_norm`, that of `clip_factor` is `clip_grads_with_norm_`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from braidlm.kernels.optimizers.tables import AddressTable
 from braidlm.kernels.optional_triton import tl, triton
 
 BLOCK, WARPS = 4096, 8
 COLUMNS = 3
 """Columns of the table: addresses of gradient and step count (0 where there is none), and the number of elements."""
+
+
+class AddressTable:
+    """Integers [row, column] on the device: addresses and sizes, the same number of columns for each tensor."""
+
+    def __init__(self, rows: int, columns: int, device: torch.device):
+        self.tensor = torch.empty(rows, columns, dtype=torch.int64, device=device)
+        self.captured: Tensor | None = None
+
+    def write(self, rows: list[list[int]]) -> Tensor:
+        """The table with these rows; inside of a capture, which refuses copies from the host, they are kept for later.
+
+        Gradients have other addresses in a captured step than in the eager steps before.
+        """
+        if self.tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            self.captured = torch.tensor(rows)
+        else:
+            self.tensor.copy_(torch.tensor(rows))
+        return self.tensor
+
+    def write_captured(self) -> None:
+        """After a capture, write the rows that the captured step reads in each replay."""
+        if self.captured is not None:
+            self.tensor.copy_(self.captured)
+            self.captured = None
+
+
+def factors_of(parameters: Sequence[Tensor], factors: Mapping[Tensor, Tensor]) -> list[Tensor]:
+    """The factor of each parameter on its device, 1 for one that has none; a kernel reads them there in each step."""
+    one = torch.ones((), device=parameters[0].device)
+    return [factors.get(parameter, one) for parameter in parameters]
+
+
+@triton.jit
+def address(entry, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The tensor of float32 whose address an entry of a table is."""
+    pointer = tl.load(entry).to(tl.pointer_type(tl.float32))
+    return tl.multiple_of(pointer, 16) if ALIGNED else pointer
+
+
+@triton.jit
+def number(entry):  # type: ignore[no-untyped-def]
+    """The number on the device whose address an entry of a table is."""
+    return tl.load(tl.load(entry).to(tl.pointer_type(tl.float32)))
 
 
 @triton.jit

@@ -1,19 +1,20 @@
-"""Clipping and Muon for all matrices of a model: a pass before the products, the products, and a pass after them.
+"""Muon as torch.optim.Muon computes it, for all matrices of one shape at once, and by kernels for those of all shapes.
 
-The reference is `clip_grads_with_norm_`, a product of the weights with their factors, and the step of BatchedMuon,
-whose momentum is updated in place.
+One after another the small matrices of a small model would leave a GPU idle. A parameter [rows, columns] is a matrix,
+and a bank [member, inputs, outputs] a matrix for each member. The kernels clip gradients and update the momentum in
+place in a pass before the products, and the weights in a pass after them; their reference is
+`clip_grads_with_norm_`, a product of the weights with their factors, and the step of BatchedMuon.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 
-from braidlm.kernels.optimizers.batched_muon import SMALLEST_NORM, BatchedMuon, lr_ratio
-from braidlm.kernels.optimizers.gradient_norm import clip_factor
-from braidlm.kernels.optimizers.newton_schulz import NewtonSchulz
-from braidlm.kernels.optimizers.tables import AddressTable, factors_of
+from braidlm.kernels.optimizers.gradient_norm import AddressTable, address, clip_factor, factors_of, number
+from braidlm.kernels.optimizers.newton_schulz import SMALLEST_NORM, NewtonSchulz, orthogonalized
 from braidlm.kernels.optional_triton import tl, triton
 
 TILE, WARPS = 64, 4
@@ -22,6 +23,74 @@ COLUMNS = 9
 """Columns of the table: addresses of weight, gradient, momentum and learning rate, rows and columns, in the stack of
 all matrices the offset and the length of rows, negative for a matrix that is stored transposed, and the address of the
 weight's factor."""
+
+
+class BatchedMuon(optim.Optimizer):
+    """The options are those of torch.optim.Muon; a learning rate that is a tensor stays on the device."""
+
+    state_keys = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        adjust_lr_fn: str = "match_rms_adamw",
+        dtype: torch.dtype = torch.bfloat16,
+    ):
+        """`dtype` is that of the products; the momentum and the weights keep their own."""
+        self.dtype = dtype
+        options = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
+        super().__init__(params, {**options, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient; nothing waits for the device."""
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            for (*shape, ratio), parameters in in_batches(trained, group["adjust_lr_fn"]).items():
+                self._update(shape, ratio, parameters, group)
+
+    def _update(self, shape: list[int], ratio: float, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        rate, momentum = group["lr"], group["momentum"]
+        gradients: list[Any] = [p.grad for p in parameters]
+        averages = [self._momentum_buffer(p) for p in parameters]
+        torch._foreach_lerp_(averages, gradients, 1 - momentum)
+        directions = torch._foreach_lerp(gradients, averages, momentum) if group["nesterov"] else averages
+        matrices = torch.cat([each.reshape(-1, *shape) for each in directions])
+        steps = orthogonalized(matrices.to(self.dtype), group["ns_steps"])
+        steps = steps.to(torch.float32, memory_format=torch.contiguous_format).mul_(-rate * ratio)
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+        split = steps.split([p.numel() // steps[0].numel() for p in parameters])
+        torch._foreach_add_(parameters, [each.view_as(p) for each, p in zip(split, parameters, strict=True)])
+
+    def _momentum_buffer(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        return state["momentum_buffer"]
+
+
+def in_batches(parameters: Iterable[Tensor], adjust_lr_fn: str) -> dict[tuple[int, int, float], list[Tensor]]:
+    """The parameters by the shape of their matrices and the ratio of their learning rate, in order."""
+    batches: dict[tuple[int, int, float], list[Tensor]] = {}
+    for parameter in parameters:
+        rows, columns = parameter.shape[-2:]
+        batches.setdefault((rows, columns, lr_ratio(parameter, adjust_lr_fn)), []).append(parameter)
+    return batches
+
+
+def lr_ratio(parameter: Tensor, adjust_lr_fn: str) -> float:
+    """The factor of the learning rate for the matrices of a parameter."""
+    rows, columns = parameter.shape[-2:]
+    if adjust_lr_fn == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))  # steps of the size that AdamW's have
+    outputs, inputs = (columns, rows) if parameter.ndim == 3 else (rows, columns)
+    return math.sqrt(max(1, outputs / inputs))
 
 
 @triton.jit
@@ -42,12 +111,6 @@ def _tile(table, tiles, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.c
 
 
 @triton.jit
-def _address(entry, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    address = tl.load(entry).to(tl.pointer_type(tl.float32))
-    return tl.multiple_of(address, 16) if ALIGNED else address
-
-
-@triton.jit
 def _directions(  # type: ignore[no-untyped-def]
     table, tiles, norm, clip, stack, sums,
     MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, CLIPS: tl.constexpr, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr,
@@ -55,8 +118,8 @@ def _directions(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Update the momentum; write the directions into the stack, padded with zeros, and the sums of their squares."""
     _, entry, row, column, offsets, mask, begin, stride = _tile(table, tiles, ALIGNED, COLUMNS, TILE)
-    averages = _address(entry + 2, ALIGNED) + offsets
-    gradient = tl.load(_address(entry + 1, ALIGNED) + offsets, mask=mask, other=0.0)
+    averages = address(entry + 2, ALIGNED) + offsets
+    gradient = tl.load(address(entry + 1, ALIGNED) + offsets, mask=mask, other=0.0)
     average = tl.load(averages, mask=mask, other=0.0)
     if CLIPS:
         gradient *= clip_factor(norm, clip)
@@ -90,10 +153,10 @@ def _update(  # type: ignore[no-untyped-def]
 ):
     """Weights take a step in the direction that the stack holds, and decay; `ratios` of the rate: step, decay."""
     index, entry, row, column, offsets, mask, begin, stride = _tile(table, tiles, ALIGNED, COLUMNS, TILE)
-    weights = _address(entry, ALIGNED) + offsets
-    lr = tl.load(tl.load(entry + 3).to(tl.pointer_type(tl.float32)))
+    weights = address(entry, ALIGNED) + offsets
+    lr = number(entry + 3)
     ratio, decay = tl.load(ratios + 2 * index), tl.load(ratios + 2 * index + 1)
-    factor = tl.load(tl.load(entry + 8).to(tl.pointer_type(tl.float32)))
+    factor = number(entry + 8)
     weight = tl.load(weights, mask=mask, other=0.0)
     if stride < 0:
         direction = tl.trans(tl.load(stack + begin - column[:, None] * stride + row[None, :]))
@@ -103,39 +166,25 @@ def _update(  # type: ignore[no-untyped-def]
     tl.store(weights, weight, mask=mask)
 
 
-class Matrix(NamedTuple):
-    """A parameter, or a member of one that is a bank."""
-
-    parameter: Tensor
-    group: dict[str, Any]
-    first: int
-    """The index of the matrix's first element in the parameter."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        rows, columns = self.parameter.shape[-2:]
-        return rows, columns
-
-    @property
-    def is_tall(self) -> bool:
-        """Then it is stored transposed in the stack."""
-        rows, columns = self.shape
-        return rows > columns
-
-
 class FusedMuon:
     """The steps of one optimizer whose learning rates are tensors on the device."""
 
     def __init__(self, optimizer: BatchedMuon, factors: Mapping[Tensor, Tensor]):
         self.optimizer = optimizer
         self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-        self.matrices = list(_matrices(optimizer))
+        self.matrices = [
+            (parameter, group, first)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            for first in range(0, parameter.numel(), math.prod(parameter.shape[-2:]))
+        ]
+        """Of each matrix the parameter, its group, and the index of the matrix's first element in the parameter."""
         device = self.parameters[0].device
-        self.newton_schulz = NewtonSchulz([matrix.shape for matrix in self.matrices], device)
+        self.newton_schulz = NewtonSchulz([tuple(p.shape[-2:]) for p, *_ in self.matrices], device)
         self.table = AddressTable(len(self.matrices), COLUMNS, device)
-        ratios = [(lr_ratio(m.parameter, m.group["adjust_lr_fn"]), m.group["weight_decay"]) for m in self.matrices]
+        ratios = [(lr_ratio(p, group["adjust_lr_fn"]), group["weight_decay"]) for p, group, _ in self.matrices]
         self.ratios = torch.tensor(ratios, dtype=torch.float32, device=device)
-        self.factors = factors_of([matrix.parameter for matrix in self.matrices], factors)
+        self.factors = factors_of([p for p, *_ in self.matrices], factors)
         tiles, ends = self._tiles()
         self.tiles = torch.tensor(tiles, dtype=torch.int32, device=device)
         self.ends = torch.tensor(ends, dtype=torch.int32, device=device)
@@ -144,8 +193,8 @@ class FusedMuon:
         """For each tile its matrix, first row and first column, padding included; and how many precede each matrix."""
         tiles: list[tuple[int, int, int]] = []
         ends = [0]
-        for index, (matrix, place) in enumerate(zip(self.matrices, self.newton_schulz.places, strict=True)):
-            rows, columns = (place.columns, place.rows) if matrix.is_tall else (place.rows, place.columns)
+        for index, place in enumerate(self.newton_schulz.places):
+            rows, columns = (place.columns, place.rows) if place.transposed else (place.rows, place.columns)
             tiles += [(index, row, column) for row in range(0, rows, TILE) for column in range(0, columns, TILE)]
             ends.append(len(tiles))
         return tiles, ends
@@ -174,19 +223,11 @@ class FusedMuon:
 
     def _rows(self) -> list[list[int]]:
         rows = []
-        for matrix, place, factor in zip(self.matrices, self.newton_schulz.places, self.factors, strict=True):
-            parameter, group, first = matrix
-            assert parameter.grad is not None
+        places = self.newton_schulz.places
+        for (parameter, group, first), place, factor in zip(self.matrices, places, self.factors, strict=True):
             tensors = (parameter, parameter.grad, self.optimizer.state[parameter]["momentum_buffer"])
             addresses = [tensor.data_ptr() + first * tensor.element_size() for tensor in tensors]
-            stride = -place.columns if matrix.is_tall else place.columns
-            rows.append([*addresses, group["lr"].data_ptr(), *matrix.shape, place.offset, stride, factor.data_ptr()])
+            stride = -place.columns if place.transposed else place.columns
+            shape = parameter.shape[-2:]
+            rows.append([*addresses, group["lr"].data_ptr(), *shape, place.offset, stride, factor.data_ptr()])
         return rows
-
-
-def _matrices(optimizer: BatchedMuon) -> Iterator[Matrix]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            rows, columns = parameter.shape[-2:]
-            for first in range(0, parameter.numel(), rows * columns):
-                yield Matrix(parameter, group, first)

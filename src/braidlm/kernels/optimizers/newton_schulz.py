@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from braidlm.kernels.ops.launch import Blocks
-from braidlm.kernels.optimizers.batched_muon import COEFFICIENTS
 from braidlm.kernels.optional_triton import tl, triton
 
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic polynomial, as in torch: it brings singular values near 1 in few steps, but not to it."""
+SMALLEST_NORM = 1e-7
 UNIT, LARGE_UNIT = 64, 128
 """Rows and columns are padded to multiples of one of these: of the large one where it wastes little."""
 MAX_WASTE = 1.1
@@ -41,13 +43,14 @@ rows, and the offsets of the left and the right factor, of the output and of its
 
 
 class Place(NamedTuple):
-    """Where a matrix is stored, wide and padded."""
+    """Where a matrix is stored, wide and padded; a tall one is stored transposed."""
 
     offset: int
     rows: int
     columns: int
     gram_offset: int
     unit: int
+    transposed: bool
 
 
 @triton.jit
@@ -126,21 +129,18 @@ class NewtonSchulz:
         device: torch.device,
         blocks: dict[int, ProductBlocks] | None = None,
     ):
-        """Shapes [rows, columns] are wide or tall; a tall matrix is stored transposed. `blocks` are those of a unit."""
+        """Shapes [rows, columns] are wide or tall. `blocks` are those of a unit."""
         self.blocks = blocks or BLOCKS
         self.places: list[Place] = []
         self.elements = self.gram_elements = 0
         for shape in shapes:
-            self._place(min(shape), max(shape))
-        units = sorted({place.unit for place in self.places})
-        self.tables = {unit: self._tables(unit, device) for unit in units}
-
-    def _place(self, rows: int, columns: int) -> None:
-        unit = LARGE_UNIT if _padded(rows, LARGE_UNIT) <= MAX_WASTE * _padded(rows, UNIT) else UNIT
-        rows, columns = _padded(rows, unit), _padded(columns, unit)
-        self.places.append(Place(self.elements, rows, columns, self.gram_elements, unit))
-        self.elements += rows * columns
-        self.gram_elements += rows * rows
+            rows, columns = sorted(shape)
+            unit = LARGE_UNIT if _padded(rows, LARGE_UNIT) <= MAX_WASTE * _padded(rows, UNIT) else UNIT
+            rows, columns = _padded(rows, unit), _padded(columns, unit)
+            self.places.append(Place(self.elements, rows, columns, self.gram_elements, unit, shape[0] > shape[1]))
+            self.elements += rows * columns
+            self.gram_elements += rows * rows
+        self.tables = {unit: self._tables(unit, device) for unit in sorted({place.unit for place in self.places})}
 
     def _tables(self, unit: int, device: torch.device) -> list[Tensor]:
         """The tables of Gram matrices, of their polynomials and of the products with these; long ones come first."""
@@ -148,7 +148,7 @@ class NewtonSchulz:
         places.sort(key=lambda place: -place[1].columns)
         symmetric, wide = self.blocks[unit]
         gram, polynomial, products = [], [], []
-        for matrix, (offset, rows, columns, gram_offset, _) in places:
+        for matrix, (offset, rows, columns, gram_offset, *_) in places:
             for i, j in product(range(0, rows, symmetric.rows), repeat=2):
                 if i <= j:
                     left, right = gram_offset + i * rows, gram_offset + j * rows
@@ -189,3 +189,15 @@ class NewtonSchulz:
 
 def _padded(size: int, unit: int) -> int:
     return triton.cdiv(size, unit) * unit
+
+
+def orthogonalized(matrices: Tensor, steps: int) -> Tensor:
+    """Matrices [matrix, row, column] with their singular values brought near 1, by Newton-Schulz iterations."""
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if is_tall else matrices
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
+    a, b, c = COEFFICIENTS
+    for _ in range(steps):
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn, optim
 
 from braidlm.core.errors import BraidError
-from braidlm.kernels.optimizers.batched_muon import BatchedMuon
+from braidlm.kernels.optimizers.muon import BatchedMuon
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.paths.switches import freeze

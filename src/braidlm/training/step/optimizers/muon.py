@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn, optim
 
-from braidlm.kernels.optimizers.batched_muon import BatchedMuon
+from braidlm.kernels.optimizers.muon import BatchedMuon
 from braidlm.model.config.ranges import Positive, Range, Rate
 from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, make_adamw, make_groups, optimizers
 

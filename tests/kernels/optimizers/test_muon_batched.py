@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 
-from braidlm.kernels.optimizers.batched_muon import BatchedMuon, in_batches, orthogonalized
+from braidlm.kernels.optimizers.muon import BatchedMuon, in_batches, orthogonalized
 
 SHAPES = ((8, 12), (12, 8), (8, 12), (6, 6), (12, 8), (1, 5))
 
