@@ -29,9 +29,9 @@ from braidlm.kernels.lowerings.ends import positions_of
 from braidlm.kernels.lowerings.lowering import LOWERINGS, lowering_of
 from braidlm.kernels.lowerings.norms import add_norm
 from braidlm.kernels.ops.linear import cast_all
+from braidlm.kernels.ops.soft_head_loss import SoftTargets
 from braidlm.kernels.routed.routing_measures import evaluate_means, routing_loss_on_side
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side, use_side_stream
-from braidlm.kernels.taught.soft_targets import SoftTargets
 from braidlm.model.dropout import Dropout
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM

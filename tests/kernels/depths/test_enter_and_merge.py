@@ -6,8 +6,17 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from braidlm.kernels.depths.enter import Choice, Enter, EnterConfig, choose_tokens, plain_choose_tokens, plain_enter
-from braidlm.kernels.depths.merge import Merge, MergeConfig, plain_merge
+from braidlm.kernels.depths.enter_and_merge import (
+    Choice,
+    Enter,
+    EnterConfig,
+    Merge,
+    MergeConfig,
+    choose_tokens,
+    plain_choose_tokens,
+    plain_enter,
+    plain_merge,
+)
 from braidlm.kernels.depths.predict import Predict, plain_predict
 from braidlm.kernels.gradient_stacks import GradientStack, StackedRows
 from braidlm.kernels.ops.column_sums import ColumnSums

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from braidlm.kernels.context import NO_ADD, LayerOutput, PassContext, PendingAdd, Rotation, combined
-from braidlm.kernels.depths.enter import Choice, Enter, EnterConfig
-from braidlm.kernels.depths.merge import Merge, MergeConfig
+from braidlm.kernels.depths.enter_and_merge import Choice, Enter, EnterConfig, Merge, MergeConfig
 from braidlm.kernels.depths.predict import Predict
 from braidlm.kernels.lowerings.experts import router_refusal
 from braidlm.kernels.lowerings.lowering import (

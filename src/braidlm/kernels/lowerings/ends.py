@@ -10,9 +10,8 @@ from torch import Tensor
 from braidlm.kernels.context import Rotation
 from braidlm.kernels.lowerings.lowering import Lowering, lowering_of, lowers, refusal
 from braidlm.kernels.ops.ends import Embed, HeadLoss
+from braidlm.kernels.ops.soft_head_loss import SoftTargets, taught_head_loss
 from braidlm.kernels.side_stream import DeferredGradient
-from braidlm.kernels.taught.soft_head_loss import taught_head_loss
-from braidlm.kernels.taught.soft_targets import SoftTargets
 from braidlm.model.attention.positions import LearnedPositions, NoPositions, RotaryPositions
 from braidlm.model.heads.ends import LinearHead, TokenEmbedding
 from braidlm.model.heads.losses import IGNORED

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.kernels.taught.soft_targets import SoftTargets
+from braidlm.kernels.ops.soft_head_loss import SoftTargets
 from braidlm.model.config.ranges import NonNegative
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf

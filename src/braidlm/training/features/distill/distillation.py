@@ -13,7 +13,7 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
 from braidlm.data.loading.config import DataConfig
-from braidlm.kernels.taught.soft_targets import TeacherLogits, TopTokens
+from braidlm.kernels.ops.soft_head_loss import TeacherLogits, TopTokens
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.features.distill.divergence import (

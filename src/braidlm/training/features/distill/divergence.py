@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.taught.soft_targets import ROUNDING
+from braidlm.kernels.ops.soft_head_loss import ROUNDING
 
 Evaluator = Callable[..., Tensor]
 """The loss of some rows of a pass, given which rows they are and the head's inputs there."""

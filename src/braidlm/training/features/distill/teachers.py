@@ -15,6 +15,7 @@ from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.licence import licence_record
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.kernels.lower import lower_forward
+from braidlm.kernels.ops.soft_head_loss import averaged_logs
 from braidlm.model.config.ranges import NonNegative, Positive, Range, Share
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.open import open_model
@@ -145,8 +146,6 @@ class Teachers:
     def log_probabilities(self, ids: Tensor, start: int = 0) -> Tensor:
         """The averaged log-probabilities of the next token after each position of ids [row, time] from `start` on."""
         if self.by_kernels and self.temperature == 1:
-            from braidlm.kernels.taught.averaged_logs import averaged_logs  # which needs Triton
-
             return averaged_logs(self.logits(ids, start), self.weights)
         logits = self.logits(ids, start) if self.by_kernels else self._plain_logits(ids, ids.shape[1] - start)
         return averaged_log_probabilities(logits, self.weights, self.temperature)

@@ -1,11 +1,12 @@
-"""A head's loss with soft targets: as `HeadLoss`, a weighted sum of the text's loss and the teachers' divergence.
+"""A head that learns from teachers beside its labels: from their logits, or from their top k tokens.
 
-Logits become the gradient of both in place, a program per row. The references are `next_token_loss`, `divergence` and
-`top_k_divergence` of the distillation.
+As in `HeadLoss`, logits become the gradient in place, a program per row: that of a weighted sum of the text's loss and
+the teachers' divergence. The references are `next_token_loss`, `divergence` and `top_k_divergence` of the distillation.
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,44 @@ from braidlm.kernels.ops.launch import is_nvidia
 from braidlm.kernels.ops.tuned_products import tuned_product
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream
-from braidlm.kernels.taught.soft_targets import ROUNDING, SoftTargets, TaughtLosses, TeacherLogits, TopTokens
+
+ROUNDING = 1e-6
+"""What the top k of a distribution leave below this is the rounding of their sum."""
+
+
+class TeacherLogits(NamedTuple):
+    """Teachers of a batch, and how much of the loss is theirs: text_weight x text + weight x KL(teachers || model)."""
+
+    logits: tuple[Tensor, ...]
+    """The logits of each teacher [batch, time, vocabulary]. A model may have more entries, which are of no token: the
+    teachers give them no probability."""
+    shares: tuple[float, ...]
+    """The share of each teacher in the averaged probabilities; the shares add up to 1."""
+    text_weight: float
+    weight: float
+
+
+class TopTokens(NamedTuple):
+    """Teachers of a batch by the k tokens that the teachers find most probable; all other tokens are one event."""
+
+    ids: Tensor
+    """[batch, time, k]."""
+    logs: Tensor
+    """[batch, time, k] float32: the logarithms of their probabilities."""
+    text_weight: float
+    weight: float
+
+
+SoftTargets = TeacherLogits | TopTokens
+
+
+class TaughtLosses(NamedTuple):
+    """The losses of a head that learns soft targets beside its labels."""
+
+    weighted: Tensor
+    """The weighted sum of both, which alone has a gradient."""
+    text: Tensor
+    divergence: Tensor
 
 
 @triton.jit
@@ -66,26 +104,6 @@ def _teachers_to_gradient(  # type: ignore[no-untyped-def]
         gradient = tl.where(begin + offsets == label, gradient - text_weight, gradient)
         tl.store(start + begin + offsets, (gradient * inverse_count).to(logits.dtype.element_ty), mask=mask)
     tl.store(divergences + row, tl.sum(divergence, 0) * LN_2 * inverse_count)
-
-
-def teachers_to_gradient_(
-    logits: Tensor, labels: Tensor, count: Tensor, soft: TeacherLogits, ignored: int
-) -> tuple[Tensor, Tensor]:
-    """Losses of the text and divergences [rows] of logits [rows, vocabulary], divided by `count`; the logits become
-    the gradient of the weighted sum of both.
-    """
-    losses, divergences = torch.empty(2, len(labels), device=logits.device, dtype=torch.float32)
-    teachers = tuple(teacher.flatten(0, -2) for teacher in soft.logits)
-    vocabulary = teachers[0].shape[1]
-    assert all(teacher.shape == (len(labels), vocabulary) and teacher.stride(1) == 1 for teacher in teachers)
-    assert vocabulary <= logits.shape[1]
-    _teachers_to_gradient[(len(labels),)](
-        logits, labels, count, losses, divergences, logits.shape[1], logits.stride(0),
-        teachers, tuple(teacher.stride(0) for teacher in teachers), tuple(math.log2(share) for share in soft.shares),
-        vocabulary, soft.text_weight, soft.weight,
-        ignored, is_nvidia(logits), 32 * WARPS, PER_LANE, num_warps=WARPS,
-    )  # fmt: skip
-    return losses, divergences
 
 
 @triton.jit
@@ -145,21 +163,32 @@ def _top_tokens_to_gradient(  # type: ignore[no-untyped-def]
     tl.store(start + top, (gradient * inverse_count).to(logits.dtype.element_ty), mask=is_top)
 
 
-def top_tokens_to_gradient_(
-    logits: Tensor, labels: Tensor, count: Tensor, soft: TopTokens, ignored: int
+def soft_targets_to_gradient_(
+    logits: Tensor, labels: Tensor, count: Tensor, soft: SoftTargets, ignored: int
 ) -> tuple[Tensor, Tensor]:
     """Losses of the text and divergences [rows] of logits [rows, vocabulary], divided by `count`; the logits become
     the gradient of the weighted sum of both.
     """
     losses, divergences = torch.empty(2, len(labels), device=logits.device, dtype=torch.float32)
-    ids, logs = (x.flatten(0, -2).contiguous() for x in (soft.ids, soft.logs))
-    assert ids.shape == logs.shape == (len(labels), logs.shape[1])
-    k = ids.shape[1]
-    _top_tokens_to_gradient[(len(labels),)](
-        logits, labels, count, ids, logs, losses, divergences, logits.shape[1], logits.stride(0), k,
-        soft.text_weight, soft.weight, ROUNDING,
-        ignored, is_nvidia(logits), triton.next_power_of_2(k), 32 * WARPS, PER_LANE, num_warps=WARPS,
-    )  # fmt: skip
+    sums, shape = (losses, divergences), (logits.shape[1], logits.stride(0))
+    if isinstance(soft, TeacherLogits):
+        teachers = tuple(teacher.flatten(0, -2) for teacher in soft.logits)
+        vocabulary = teachers[0].shape[1]
+        assert all(teacher.shape == (len(labels), vocabulary) and teacher.stride(1) == 1 for teacher in teachers)
+        assert vocabulary <= logits.shape[1]
+        _teachers_to_gradient[(len(labels),)](
+            logits, labels, count, *sums, *shape, teachers, tuple(teacher.stride(0) for teacher in teachers),
+            tuple(math.log2(share) for share in soft.shares), vocabulary, soft.text_weight, soft.weight,
+            ignored, is_nvidia(logits), 32 * WARPS, PER_LANE, num_warps=WARPS,
+        )  # fmt: skip
+    else:
+        ids, logs = (x.flatten(0, -2).contiguous() for x in (soft.ids, soft.logs))
+        assert ids.shape == logs.shape == (len(labels), logs.shape[1])
+        k = ids.shape[1]
+        _top_tokens_to_gradient[(len(labels),)](
+            logits, labels, count, ids, logs, *sums, *shape, k, soft.text_weight, soft.weight, ROUNDING,
+            ignored, is_nvidia(logits), triton.next_power_of_2(k), 32 * WARPS, PER_LANE, num_warps=WARPS,
+        )  # fmt: skip
     return losses, divergences
 
 
@@ -182,10 +211,7 @@ class SoftHeadLoss(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         cast = weight.to(hidden.dtype) if cast is None else cast
         logits = tuned_product(hidden, cast, transposed=True)
-        if isinstance(soft, TeacherLogits):
-            losses, divergences = teachers_to_gradient_(logits, labels, count, soft, ignored)
-        else:
-            losses, divergences = top_tokens_to_gradient_(logits, labels, count, soft, ignored)
+        losses, divergences = soft_targets_to_gradient_(logits, labels, count, soft, ignored)
         ctx.save_for_backward(logits, hidden, cast)
         text, divergence = losses.sum(), divergences.sum()
         ctx.mark_non_differentiable(text, divergence)
@@ -200,3 +226,49 @@ class SoftHeadLoss(torch.autograd.Function):
 def taught_head_loss(soft: SoftTargets, *arguments: Any) -> TaughtLosses:
     """`SoftHeadLoss` of the arguments of `HeadLoss`."""
     return TaughtLosses(*SoftHeadLoss.apply(*arguments, soft))
+
+
+@triton.jit
+def _average(  # type: ignore[no-untyped-def]
+    logits, strides, log_shares, averaged, columns,
+    FAST: tl.constexpr, LANES: tl.constexpr, PER_LANE: tl.constexpr,
+):  # fmt: skip
+    """`logits`, `strides` and `log_shares` (in base 2) are tuples with an entry for each model."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    LN_2: tl.constexpr = 0.6931471805599453
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, LANES)[:, None] * PER_LANE + tl.arange(0, PER_LANE)[None, :]
+    shifts = ()  # what turns a model's logits into its part of the average
+    for k in tl.static_range(len(logits)):
+        lse = row_log_sum_exp(logits[k] + row * strides[k], columns, FAST, LANES, PER_LANE)
+        shifts += (log_shares[k] - lse * LOG2_E,)  # type: ignore[assignment]
+    for begin in range(0, columns, LANES * PER_LANE):
+        mask = begin + offsets < columns
+        parts = ()
+        # Beside the largest part none is lost that counts, however improbable all are. It is finite: inf - inf is NaN.
+        highest = tl.full([LANES, PER_LANE], -1e30, tl.float32)
+        for k in tl.static_range(len(logits)):
+            logit = tl.load(logits[k] + row * strides[k] + begin + offsets, mask=mask, other=0.0).to(tl.float32)
+            part = logit * LOG2_E + shifts[k]
+            parts += (part,)  # type: ignore[assignment]
+            highest = tl.maximum(highest, part)
+        total = tl.zeros([LANES, PER_LANE], tl.float32)
+        for k in tl.static_range(len(logits)):
+            total += fast_exp2(parts[k] - highest, FAST)
+        tl.store(averaged + row * columns + begin + offsets, (highest + tl.log2(total)) * LN_2, mask=mask)
+
+
+def averaged_logs(logits: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """The logarithm of averaged probabilities, float32 [..., vocabulary], from the logits [..., vocabulary] of models
+    whose shares add up to 1; the reference is `averaged_log_probabilities` of the distillation.
+
+    A program reads its row of every model's logits twice, the second time from the cache, and writes the result once.
+    """
+    rows = tuple(each.flatten(0, -2) for each in logits)
+    assert all(each.shape == rows[0].shape and each.stride(1) == 1 for each in rows)
+    averaged = torch.empty(logits[0].shape, device=logits[0].device, dtype=torch.float32)
+    _average[(len(rows[0]),)](
+        rows, tuple(each.stride(0) for each in rows), tuple(math.log2(share) for share in shares), averaged,
+        averaged.shape[-1], is_nvidia(averaged), 32 * WARPS, PER_LANE, num_warps=WARPS,
+    )  # fmt: skip
+    return averaged

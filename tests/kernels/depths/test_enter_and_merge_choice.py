@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braidlm.kernels.depths.enter import choose_tokens, plain_choose_tokens
+from braidlm.kernels.depths.enter_and_merge import choose_tokens, plain_choose_tokens
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SCORES = st.sampled_from([-float("inf"), -2.5, -1e-30, 0.0, 1e-30, 0.5, 0.50000006, 3e38, float("inf")])

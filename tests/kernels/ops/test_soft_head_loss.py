@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from braidlm.kernels.ops.soft_head_loss import TeacherLogits, soft_targets_to_gradient_, taught_head_loss
 from braidlm.kernels.side_stream import DeferredGradient
-from braidlm.kernels.taught.soft_head_loss import taught_head_loss, teachers_to_gradient_
-from braidlm.kernels.taught.soft_targets import TeacherLogits
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.features.distill.divergence import averaged_log_probabilities, divergence
 from tests.kernels.comparison import TOLERANCES, assert_close
@@ -90,7 +89,7 @@ def test_rows_are_what_the_plain_distillation_says(device: str, dtype: torch.dty
     labels[4] = IGNORED
     averaged = averaged_log_probabilities([teacher.flatten(0, 1) for teacher in soft.logits], soft.shares, 1.0)
     expected = torch.where(labels != IGNORED, divergence(averaged, logits, 1.0), 0.0)
-    losses, divergences = teachers_to_gradient_(logits, labels, count, soft, IGNORED)
+    losses, divergences = soft_targets_to_gradient_(logits, labels, count, soft, IGNORED)
     torch.testing.assert_close(divergences, expected, rtol=1e-5, atol=1e-5)
     assert losses[4] == 0
     assert not logits[4].any()
@@ -114,7 +113,7 @@ def test_at_real_size() -> None:
     exact = logits.double().requires_grad_()
     text, taught = expected_losses(exact, labels, count, soft)
     (0.3 * text + 0.7 * taught).backward()
-    losses, divergences = teachers_to_gradient_(logits, labels, count, soft, IGNORED)
+    losses, divergences = soft_targets_to_gradient_(logits, labels, count, soft, IGNORED)
     assert_close(losses.sum(), text, 1e-5, "text")
     assert_close(divergences.sum(), taught, 1e-5, "divergence")
     assert_close(logits, exact.grad, TOLERANCES[torch.bfloat16], "gradient of the logits")

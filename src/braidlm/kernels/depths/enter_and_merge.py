@@ -1,7 +1,9 @@
-"""The way into a block of a mixture of depths: scores of all tokens, the choice of those that enter, and their rows.
+"""The way into a block of a mixture of depths and out of it: scores of all tokens, the choice of those that enter, and
+their rows, which return to the stream at the end; the other tokens stay as they were.
 
-The stream gets what is pending and is scored in one pass over memory. Backward its gradient is written once: what
-passes by, what comes out of the block, and what the scores contribute.
+On the way in the stream gets what is pending and is scored in one pass over memory; on the way out it also gets what
+the block's last part adds. Backward the stream's gradient is written once: what passes by, what comes out of the block,
+and what the scores contribute.
 """
 
 from dataclasses import dataclass, field
@@ -209,23 +211,132 @@ class Enter(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         inside, inside_scores, scales, place_BT, weight, seed = ctx.saved_tensors
         config: EnterConfig = ctx.config
-        (tokens, width), tile = merged_gradient.shape, row_tile(merged_gradient.shape[1])
-        slot, dropout = config.delta_slot, config.dropout
-        delta_gradient = inside.new_empty(tokens, width) if slot is None else slot.gradient
-        gradient = torch.empty_like(delta_gradient) if dropout else delta_gradient
+        (tokens, width), merged_gradient = merged_gradient.shape, merged_gradient.contiguous()
+        tile = row_tile(width)
+        gradient, delta_gradient = _empty_gradients(config, merged_gradient)
         tiles = triton.cdiv(tokens, tile["ROWS"] * TILES_PER_PROGRAM)
         programs = programs_for(inside.device, PROGRAMS_PER_SM, tiles)
         sums = config.sums.buffer(programs, width, inside.device)
         _enter_backward[(programs,)](
-            merged_gradient.contiguous(), inside_gradient.contiguous(), score_gradient, inside, inside_scores, scales,
-            place_BT, weight, seed, gradient, delta_gradient, sums, tokens, width, 1 / (1 - dropout),
-            threshold(dropout), **tile,
+            merged_gradient, inside_gradient.contiguous(), score_gradient, inside, inside_scores, scales,
+            place_BT, weight, seed, gradient, delta_gradient, sums, tokens, width, 1 / (1 - config.dropout),
+            threshold(config.dropout), **tile,
         )  # fmt: skip
-        weight_gradient, bias_gradient = config.sums.total().view_as(weight), None
-        if ctx.needs_input_grad[2]:
-            with on_side(config.side, delta_gradient, priority=True):
-                bias_gradient = delta_gradient.sum(0, dtype=torch.float32)
+        weight_gradient = config.sums.total().view_as(weight)
+        bias_gradient = _bias_gradient(config, delta_gradient) if ctx.needs_input_grad[2] else None
         return gradient, delta_gradient if ctx.adds else None, bias_gradient, weight_gradient, None
+
+
+@triton.jit
+def _merge(  # type: ignore[no-untyped-def]
+    stream, output, delta, delta_bias, scores, places, seed, finished, merged, rows, width, keep_scale,
+    THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, column, column_mask, mask, offsets = tile_of_program(rows, width, ROWS, COLUMNS)
+    place = tl.load(places + row, mask=row < rows, other=-1)
+    entered = (place >= 0)[:, None] & column_mask
+    inner_offsets = place.to(tl.int64)[:, None] * width + column
+    x = tl.load(stream + offsets, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(output + inner_offsets, mask=entered, other=0.0).to(tl.float32)
+    if delta is not None:
+        y += addition(delta, delta_bias, seed, inner_offsets, entered, column, column_mask, keep_scale, THRESHOLD)
+        y = stored(y, finished, inner_offsets, entered)  # the backward pass reads it again
+    weight = tl.sigmoid(tl.load(scores + place, mask=place >= 0, other=0.0))[:, None]
+    x = tl.where(entered, x + weight * (y - x), x)
+    tl.store(merged + offsets, x.to(merged.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _merge_backward(  # type: ignore[no-untyped-def]
+    merged_gradient, inside, finished, scores, index, seed, gradient, delta_gradient, score_gradient,
+    rows, time, count, width, keep_scale, THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_mask = row < rows
+    token = (row // count) * time + tl.load(index + row, mask=row_mask, other=0)
+    column = tl.arange(0, COLUMNS)[None, :]
+    mask = row_mask[:, None] & (column < width)
+    offsets = row.to(tl.int64)[:, None] * width + column
+    upstream = tl.load(merged_gradient + token.to(tl.int64)[:, None] * width + column, mask=mask, other=0.0)
+    upstream = upstream.to(tl.float32)
+    changed = tl.load(finished + offsets, mask=mask, other=0.0).to(tl.float32)
+    changed -= tl.load(inside + offsets, mask=mask, other=0.0).to(tl.float32)
+    score = tl.load(scores + row, mask=row_mask, other=0.0)
+    weight = tl.sigmoid(score)
+    ds = tl.sum(upstream * changed, 1) * weight * tl.sigmoid(-score)
+    tl.store(score_gradient + row, ds, mask=row_mask)
+    dy = upstream * weight[:, None]
+    store_gradients(dy, gradient, delta_gradient, seed, offsets, mask, keep_scale, THRESHOLD)
+
+
+@dataclass(frozen=True)
+class MergeConfig:
+    """What the way out of a block needs to know beside its tensors; `delta_slot` is of the layer that made delta."""
+
+    choice: Choice
+    delta_slot: GradientSlot | None = None
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    side: SideStream | None = field(default_factory=current_side_stream, init=False)
+
+
+class Merge(torch.autograd.Function):
+    """stream [tokens, width], the rows that entered, their output, delta [rows, width] (or None), its bias [width] (or
+    None), scores [rows] -> the stream, in which the block's change of each row is added with the sigmoid of its score.
+
+    What is taken away from the rows that entered has its gradient in `Enter`, which writes that of the stream anyway.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stream: Tensor,
+        inside: Tensor,
+        output: Tensor,
+        delta: Tensor | None,
+        delta_bias: Tensor | None,
+        scores: Tensor,
+        config: MergeConfig,
+    ) -> Tensor:
+        (tokens, width), tile = stream.shape, row_tile(stream.shape[1])
+        merged = torch.empty_like(stream)
+        finished = output if delta is None else torch.empty_like(output)
+        _merge[(triton.cdiv(tokens, tile["ROWS"]),)](
+            stream, output, delta, delta_bias, scores, config.choice.place_BT, config.seed, finished, merged,
+            tokens, width, 1 / (1 - config.dropout), threshold(config.dropout), **tile,
+        )  # fmt: skip
+        ctx.save_for_backward(inside, finished, scores, config.seed)
+        ctx.config, ctx.adds = config, delta is not None
+        return merged
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, merged_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inside, finished, scores, seed = ctx.saved_tensors
+        config: MergeConfig = ctx.config
+        (rows, width), (batch, count) = inside.shape, config.choice.index_BK.shape
+        tile, merged_gradient = row_tile(width), merged_gradient.contiguous()
+        gradient, delta_gradient = _empty_gradients(config, inside)
+        score_gradient = torch.empty_like(scores)
+        _merge_backward[(triton.cdiv(rows, tile["ROWS"]),)](
+            merged_gradient, inside, finished, scores, config.choice.index_BK, seed, gradient, delta_gradient,
+            score_gradient, rows, len(merged_gradient) // batch, count, width, 1 / (1 - config.dropout),
+            threshold(config.dropout), **tile,
+        )  # fmt: skip
+        bias_gradient = _bias_gradient(config, delta_gradient) if ctx.needs_input_grad[4] else None
+        of_delta = delta_gradient if ctx.adds else None
+        return merged_gradient, None, gradient, of_delta, bias_gradient, score_gradient, None
+
+
+def _empty_gradients(config: EnterConfig | MergeConfig, stream: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the gradients of a stream and of what is added to it are written: both in one, unless there is dropout."""
+    delta_gradient = torch.empty_like(stream) if config.delta_slot is None else config.delta_slot.gradient
+    return torch.empty_like(delta_gradient) if config.dropout else delta_gradient, delta_gradient
+
+
+def _bias_gradient(config: EnterConfig | MergeConfig, delta_gradient: Tensor) -> Tensor:
+    with on_side(config.side, delta_gradient, priority=True):
+        return delta_gradient.sum(0, dtype=torch.float32)
 
 
 def plain_enter(
@@ -236,3 +347,18 @@ def plain_enter(
         stream = stream + (delta if delta_bias is None else delta + delta_bias)
     scale = (stream.square().mean(-1) + SCALE_EPS).rsqrt()
     return stream, stream[token_R], (stream @ weight[0]) * scale
+
+
+def plain_merge(
+    stream: Tensor,
+    inside: Tensor,
+    output: Tensor,
+    delta: Tensor | None,
+    delta_bias: Tensor | None,
+    scores: Tensor,
+    token_R: Tensor,
+) -> Tensor:
+    """The reference, in torch's operations; here the rows that entered have their whole gradient."""
+    if delta is not None:
+        output = output + (delta if delta_bias is None else delta + delta_bias)
+    return stream.index_add(0, token_R, (output - inside) * scores.sigmoid()[:, None])

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from braidlm.kernels.taught.soft_head_loss import taught_head_loss, top_tokens_to_gradient_
-from braidlm.kernels.taught.soft_targets import TopTokens
+from braidlm.kernels.ops.soft_head_loss import TopTokens, soft_targets_to_gradient_, taught_head_loss
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.features.distill.divergence import top_k_divergence
 from tests.kernels.comparison import TOLERANCES, assert_close
@@ -62,7 +61,7 @@ def test_a_model_that_all_but_excludes_the_others(device: str) -> None:
     logits.scatter_(1, soft.ids.flatten(0, 1).long(), 60.0)
     labels, count = torch.randint(0, 50, (ROWS,), device=device), torch.ones((), device=device)
     expected = top_k_divergence(soft.ids.flatten(0, 1).long(), soft.logs.flatten(0, 1), logits, 1.0)
-    _, divergences = top_tokens_to_gradient_(logits, labels, count, soft, IGNORED)
+    _, divergences = soft_targets_to_gradient_(logits, labels, count, soft, IGNORED)
     assert expected.min() > 1  # most of it is of the others
     torch.testing.assert_close(divergences, expected, rtol=1e-5, atol=1e-5)
 
@@ -80,7 +79,7 @@ def test_teachers_that_leave_nothing_to_the_others(left: float, device: str) -> 
     labels, count = torch.tensor([5], device=device), torch.ones((), device=device)
     _, taught = expected_losses(exact, labels, count, soft)
     taught.backward()
-    _, divergences = top_tokens_to_gradient_(logits, labels, count, soft, IGNORED)
+    _, divergences = soft_targets_to_gradient_(logits, labels, count, soft, IGNORED)
     assert_close(divergences.sum(), taught, 1e-5, "divergence")
     assert_close(logits, exact.grad, 1e-5, "gradient of the logits")
 
@@ -98,7 +97,7 @@ def test_at_real_size() -> None:
     exact = logits.double().requires_grad_()
     text, taught = expected_losses(exact, labels, count, soft)
     (0.3 * text + 0.7 * taught).backward()
-    losses, divergences = top_tokens_to_gradient_(logits, labels, count, soft, IGNORED)
+    losses, divergences = soft_targets_to_gradient_(logits, labels, count, soft, IGNORED)
     assert_close(losses.sum(), text, 1e-5, "text")
     assert_close(divergences.sum(), taught, 1e-5, "divergence")
     assert_close(logits, exact.grad, TOLERANCES[torch.bfloat16], "gradient of the logits")

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton")
 import torch
 
-from braidlm.kernels.taught.averaged_logs import averaged_logs
+from braidlm.kernels.ops.soft_head_loss import averaged_logs
 from braidlm.training.features.distill.divergence import averaged_log_probabilities
 
 

@@ -1,1 +1,0 @@
-"""A head that learns from teachers beside its labels, by kernels."""
