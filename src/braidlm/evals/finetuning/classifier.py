@@ -6,6 +6,7 @@ trained on its own loss, and their probabilities are averaged. Special tokens ar
 tokenizer's; of two texts that are too long together the longer is truncated first, as in transformers.
 """
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
 
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
@@ -37,7 +39,17 @@ def make_classifier(model: Any, outputs: int) -> nn.Module:
     """
     config = copy.deepcopy(model.config)
     config.num_labels = outputs
-    classifier = BraidForSequenceClassification(config) if config.model_type == "braid" else _of_transformers(config)
+    classifier: Any = None
+    if config.model_type == "braid":
+        classifier = BraidForSequenceClassification(config)
+    else:
+        with contextlib.suppress(ValueError):  # raised where transformers has no classifier of this type
+            classifier = AutoModelForSequenceClassification.from_config(config)
+    if not hasattr(classifier, HEAD):
+        raise BraidError(
+            f"transformers has no classifier for models of type '{config.model_type}'",
+            todo="Fine-tune a Braid model, or one of a type that has (GPT-2, Llama, OPT, GPT-NeoX and others).",
+        )
     classifier.base_model.load_state_dict(model.base_model.state_dict())
     classifier.requires_grad_(True)
     head = getattr(model, "head", None)
@@ -46,21 +58,6 @@ def make_classifier(model: Any, outputs: int) -> nn.Module:
         classifier.register_buffer(MEMBERS, parts[head.active], persistent=False)
     classifier.float().to(next(model.parameters()).device)
     replace_parts(classifier)
-    return classifier
-
-
-def _of_transformers(config: Any) -> Any:
-    from transformers import AutoModelForSequenceClassification
-
-    try:
-        classifier = AutoModelForSequenceClassification.from_config(config)
-    except ValueError:
-        classifier = None
-    if classifier is None or not hasattr(classifier, HEAD):
-        raise BraidError(
-            f"transformers has no classifier for models of type '{config.model_type}'",
-            todo="Fine-tune a Braid model, or one of a type that has (GPT-2, Llama, OPT, GPT-NeoX and others).",
-        )
     return classifier
 
 
@@ -121,7 +118,5 @@ def encode(
         for encoding in backend.encode_batch_fast(inputs[start : start + BATCH])
     ]
     lengths = np.array([len(row) for row in rows])
-    ids = np.zeros((len(rows), int(lengths.max())), dtype=np.int64)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = row
-    return EncodedTexts(torch.from_numpy(ids).to(device), lengths, torch.from_numpy(lengths - 1).to(device))
+    ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    return EncodedTexts(ids.to(device), lengths, torch.from_numpy(lengths - 1).to(device))

@@ -12,6 +12,7 @@ is (raw), per token, and per byte; each task has one of these as its score and g
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,9 +127,7 @@ class RankedOptions(TaskItems[Item]):
         right = [option == 0 for option in chosen]
         guesses = [1 / len(item.options) for item in self.items]
         result = set_accuracy(task, self.metric, [item.of for item in self.items], right, guesses, self.splits)
-        result.notes["ties"] = sum(
-            int(np.count_nonzero(sums[group.start : group.stop] == sums[group.start]) > 1) for group in groups
-        )
+        result.notes["ties"] = sum(int(np.sum(sums[list(group)] == sums[group.start]) > 1) for group in groups)
         result.items["chosen"] = chosen
         if all(len(item.kinds) == len(KINDS) for item in self.items):
             for at, kind in enumerate(KINDS.values()):
@@ -169,9 +168,7 @@ class MultipleChoice(TaskItems[Item]):
         groups = consecutive_ranges([len(question.options) for question in self.items])
         sums = resolve_near_ties(model.scorer, requests, scores.sums, groups, list(lengths.values()))
         values = {"raw": sums, **{name: sums / length for name, length in lengths.items()}}
-        chosen = {
-            name: [int(np.argmax(values[name][group.start : group.stop])) for group in groups] for name in MEASURES
-        }
+        chosen = {name: [int(np.argmax(each[list(group)])) for group in groups] for name, each in values.items()}
         notes = {
             "ties": sum(bool(len(g) > 1 and np.ptp(np.sort(sums[list(g)])[-2:]) == 0) for g in groups),
             **too_long(requests, model.scorer.context, groups),
@@ -228,11 +225,10 @@ class LastWords(TaskItems[tuple[str, str]]):
         requests, trees = self._prepare(model.scorer, model.tokenizer, model.settings.pauses)
         scores = model.scorer.score_trees(trees, advance, margins=True)
         right = is_greedy(model.scorer, requests, scores)
-        perplexity = math.exp(-float(np.mean(scores.sums)))
         return accuracy(
             task,
             right,
-            also={"perplexity of the word": perplexity},
+            also={"perplexity of the word": math.exp(-float(np.mean(scores.sums)))},
             notes=too_long(requests, model.scorer.context),
             items={"right": right.tolist()},
         )
@@ -276,11 +272,13 @@ def set_accuracy(
 
     `sets` has the set of each item, `chances` the probability that a guess is right.
     """
+    parts = percentages(sets, right)
+    split_of = {name: (splits or {}).get(name, "") for name in parts}
+    sizes = Counter(split_of.values())
+    weights = {name: 1 / (len(sizes) * sizes[split]) for name, split in split_of.items()}
     guesses: dict[str, list[float]] = {}
     for name, chance in zip(sets, chances, strict=True):
         guesses.setdefault(name, []).append(chance)
-    parts = percentages(sets, right)
-    weights = _weights(list(parts), splits or {})
     rates = {name: part.score / 100 for name, part in parts.items()}
     # The variance of a weighted mean: that of its parts, each times the square of its weight.
     variance = sum(weights[name] ** 2 * (rates[name] * (1 - rates[name]) / part.count) for name, part in parts.items())
@@ -312,12 +310,6 @@ def percentages(groups: Iterable[str | None], right: Iterable[bool]) -> dict[str
         if name is not None:
             hits.setdefault(name, []).append(bool(hit))
     return {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(hits.items())}
-
-
-def _weights(sets: Sequence[str], splits: Mapping[str, str]) -> dict[str, float]:
-    of = {name: splits.get(name, "") for name in sets}
-    sizes = {split: sum(other == split for other in of.values()) for split in of.values()}
-    return {name: 1 / (len(sizes) * sizes[split]) for name, split in of.items()}
 
 
 def pronoun_accuracy(model: Any, tokenizer: BraidTokenizer, pairs: "Sequence[PronounPair]") -> float:

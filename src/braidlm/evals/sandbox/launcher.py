@@ -100,7 +100,8 @@ class Supervisor:
             elif amount > step["output"]:
                 stopped = "output"
             elif time.monotonic() >= next_poll:
-                stopped = self._polled_limit(step)
+                too_large = step["memory_is_watched"] and resident_memory(self.runner) > step["memory"]
+                stopped = "memory" if too_large else self.isolation.disk_limit_exceeded()
                 next_poll = time.monotonic() + POLL_INTERVAL
         if ended is not None:  # all writers have been killed: the rest of the output is in the pipes
             amount += sum(self._read(end, printed[end]) for end in printed)
@@ -108,12 +109,6 @@ class Supervisor:
         texts = {end: content[-MAX_OUTPUT:].decode(errors="replace") for end, content in printed.items()}
         unknown = dict.fromkeys(("code", "cpu", "program", "broken"))
         return {**unknown, **(ended or {}), "stopped": stopped, "out": texts[self.out], "err": texts[self.err]}
-
-    def _polled_limit(self, step: dict[str, Any]) -> str | None:
-        """Which of the limits is exceeded that the kernel does not enforce."""
-        if step["memory_is_watched"] and resident_memory(self.runner) > step["memory"]:
-            return "memory"
-        return self.isolation.disk_limit_exceeded()
 
     def _read(self, end: int, into: bytearray) -> int:
         """Read all that is in a pipe; only the end of a long output is kept."""

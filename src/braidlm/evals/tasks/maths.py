@@ -304,21 +304,15 @@ def normalised(text: str) -> str:
     name, equals, value = text.partition("=")
     if equals and "=" not in value and len(name) <= 2:  # "k = 3" is 3
         text = value
-    text = _braced_roots(text).replace(" ", "")
+    if re.search(r"\\sqrt(\\sqrt|$)", text):
+        raise ValueError("a root of nothing")
+    text = re.sub(r"\\sqrt([^{])", r"\\sqrt{\1}", text).replace(" ", "")  # \sqrt3 is \sqrt{3}
     text = _braced_fractions(text)
     text = "\\frac{1}{2}" if text == "0.5" else text
     ratio = re.fullmatch(r"(-?(?:0|[1-9][0-9]*))/(-?(?:0|[1-9][0-9]*))", text)
     if ratio and "-0" not in ratio.groups():
         return f"\\frac{{{ratio[1]}}}{{{ratio[2]}}}"
     return text
-
-
-def _braced_roots(text: str) -> str:
-    """\\sqrt3 as \\sqrt{3}."""
-    before, *after = text.split("\\sqrt")
-    if not all(after):
-        raise ValueError("a root of nothing")
-    return before + "".join(f"\\sqrt{some}" if some[0] == "{" else f"\\sqrt{{{some[0]}}}{some[1:]}" for some in after)
 
 
 def _braced_fractions(text: str) -> str:
