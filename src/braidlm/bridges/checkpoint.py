@@ -104,26 +104,6 @@ class Checkpoint:
         return [{"file": path.name, "sha256": sha256_of(path)} for path in self.files]
 
 
-def load_state_dict(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file that `torch.save` wrote: all of it, or the one under a key beside other things."""
-    data = _load_torch_file(path)
-    if _is_state_dict(data):
-        return dict(data)
-    inner = {key: value for key, value in data.items() if _is_state_dict(value)} if isinstance(data, dict) else {}
-    key = next((key for key in STATE_DICT_KEYS if key in inner), next(iter(inner)) if len(inner) == 1 else None)
-    if key is None:
-        contents = f"one {type(data).__name__}"
-        if isinstance(data, dict):
-            named = [f"'{name}' ({type(value).__name__})" for name, value in data.items()]
-            contents = ", ".join(named[:12]) or "nothing"
-        raise BraidError(
-            f"which tensors are the model's is not clear in this file: it holds {contents}",
-            str(path),
-            f"Save the model's state dict alone, or under '{STATE_DICT_KEYS[0]}'.",
-        )
-    return dict(inner[key])
-
-
 def _is_state_dict(data: Any) -> bool:
     return (
         isinstance(data, dict)
@@ -138,20 +118,33 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
         views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise BraidError(f"this file is damaged ({error})", str(path), "Download or copy it again.") from error
-    kinds = {name: view.get_dtype() for name, view in views.items()}
     return {
-        name: StoredTensor(
-            tuple(view.get_shape()), FLOATS.get(kinds[name], kinds[name]), partial(file.get_tensor, name)
-        )
+        name: StoredTensor(tuple(view.get_shape()), FLOATS.get(kind, kind), partial(file.get_tensor, name))
         for name, view in views.items()
+        for kind in [view.get_dtype()]
     }
 
 
 def _torch_file(path: Path) -> dict[str, StoredTensor]:
+    """The state dict in a file that `torch.save` wrote: all of it, or the one under a key beside other things."""
+    data = _load_torch_file(path)
+    parts = {None: data, **data} if isinstance(data, dict) else {}
+    found = {key: part for key, part in parts.items() if _is_state_dict(part)}
+    known = [key for key in (None, *STATE_DICT_KEYS) if key in found] or (list(found) if len(found) == 1 else [])
+    if not known:
+        contents = f"one {type(data).__name__}"
+        if isinstance(data, dict):
+            named = [f"'{name}' ({type(value).__name__})" for name, value in data.items()]
+            contents = ", ".join(named[:12]) or "nothing"
+        raise BraidError(
+            f"which tensors are the model's is not clear in this file: it holds {contents}",
+            str(path),
+            f"Save the model's state dict alone, or under '{STATE_DICT_KEYS[0]}'.",
+        )
     # Reading makes a copy, because tensors of one file may share memory.
     return {
         name: StoredTensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.detach().clone)
-        for name, tensor in load_state_dict(path).items()
+        for name, tensor in found[known[0]].items()
     }
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import skeleton
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 OPERATIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
@@ -149,6 +151,17 @@ def targets(model: BraidForCausalLM) -> dict[str, Tensor]:
 def parameters(model: BraidForCausalLM) -> int:
     """How many numbers the tensors of a model hold."""
     return sum(tensor.numel() for tensor in targets(model).values())
+
+
+def staying(before: int, after: int, what: str = "parameters") -> str:
+    """`8,000 of 10,000 parameters stay (80.0%)`."""
+    return f"{after:,} of {before:,} {what} stay ({after / before:.1%})"
+
+
+def planned(config: BraidConfig, addresses: Mapping[str, str] | None = None) -> tuple[BraidForCausalLM, Account]:
+    """A new model without memory, and its account in which every tensor is copied, from the place it had."""
+    model = skeleton(config)
+    return model, moved(targets(model), addresses)
 
 
 def moved(tensors: Iterable[str], addresses: Mapping[str, str] | None = None) -> Account:

@@ -1,7 +1,6 @@
 """The verb `compose`: models that were trained apart become the paths of one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +32,8 @@ from braidlm.model.paths.switches import FREEZABLE
 from braidlm.opening.names import find_sources, is_hub_name
 from braidlm.opening.open import open_model
 
+JoinChoice = Annotated[Choice, PartOf(composing_joins, "shared_linear")]
+
 
 def compose(
     sources: Sequence[str | Path],
@@ -58,7 +59,7 @@ def compose(
     joins `average` and `mixture` leave the models as they are and average their probabilities. Returns the folder
     written, None for a dry run.
     """
-    join_choice = _read_join(join)
+    join_choice: Choice = decode(JoinChoice, join, "join")
     averaged = join_choice.kind in averages
     if averaged:
         check_no_layout(layers=layers, blocks=blocks, start=start)
@@ -122,22 +123,11 @@ def composed_architecture(
         same = next((one for one in plain if one.architecture == architecture), None)
         plain.append(same or ModelInfo(BraidConfig(architecture)))
     paths = [PathModel(name, one) for name, one in zip(names, plain, strict=True)]
-    choice = _read_join(join)
+    choice: Choice = decode(JoinChoice, join, "join")
     for path in paths:
         check_alone(path, path.name, choice.kind in averages)
     check_together(paths)
     return read_architecture(lay_out(paths, choice, layers, blocks).architecture)
-
-
-@dataclass
-class _JoinOption:
-    """For strict decoding."""
-
-    join: Annotated[Choice, PartOf(composing_joins, "shared_linear")]
-
-
-def _read_join(join: str | dict[str, Any] | Choice) -> Choice:
-    return decode(_JoinOption, {"join": join}).join
 
 
 def _check_options(layers: int | None, blocks: int, freeze: Sequence[str], start: str, seed: int) -> None:

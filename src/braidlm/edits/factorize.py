@@ -9,11 +9,10 @@ from torch import Tensor
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
-from braidlm.edits.account import Derived, Transform, from_source
+from braidlm.edits.account import Derived, Transform, from_source, planned, staying
 from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.matrices import (
     Matrix,
-    account_of,
     compressed_config,
     matrices_of,
     measure_beside,
@@ -93,15 +92,13 @@ class Factorize(Edit):
             derived[f"{matrix.layer}.up.bias"] = from_source(f"{matrix.layer}.bias")
             shape = f"{f'{matrix.members} of ' if matrix.members else ''}{matrix.inputs} x {matrix.outputs}"
             details.append(f"  {matrix.address}: {shape}, rank {own.rank}, {own.energy:.1%} of the energy")
-        model, account = account_of(config, derived)
+        model, account = planned(config)
+        account.origins |= {name: origin for name, origin in derived.items() if name in account.origins}
         notes = notes_of(source)
         if whole := len(once) - len(factors):
             notes.append(f"{whole} matrices stay: as products they would have more parameters")
         before, after = (model_cost(one).parameters for one in (source.info.model, model))
-        title = (
-            f"Factorize {source.title}: {len(factors)} matrices become products, "
-            f"{after:,} of {before:,} parameters stay ({after / before:.1%})"
-        )
+        title = f"Factorize {source.title}: {len(factors)} matrices become products, {staying(before, after)}"
         return EditPlan(title, model, account, notes, details, measure=measure)
 
 

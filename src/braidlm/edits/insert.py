@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import SOURCE, Fresh, Part, Transform, from_source, moved, parameters, targets
+from braidlm.edits.account import SOURCE, Fresh, Part, Transform, from_source, parameters, planned
 from braidlm.edits.edit import Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import Modules, layers_of, modules_of, stages_of
 from braidlm.model.config.ranges import Choices, NonNegative
@@ -74,8 +73,7 @@ class Insert(Edit):
         decided |= {"embedding", "head"} if self.embedding == "frozen" else set()
         frozen = [part for part in FREEZABLE if part in decided | (set(source.config.frozen) - set(DECIDED))]
         config = source.config_with(frozen, stages=stages)
-        model = skeleton(config)
-        account = moved(targets(model), addresses)
+        model, account = planned(config, addresses)
         for one in modules:
             if one.new:
                 account.left_out[Part(SOURCE, one.opening)] = "modules that were inserted before are open"

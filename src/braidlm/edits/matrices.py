@@ -14,9 +14,8 @@ from transformers import DynamicCache
 from braidlm.bridges.model_info import BODY
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.memory import weights_bytes
-from braidlm.edits.account import Account, Derived, columns, from_source, targets
+from braidlm.edits.account import columns
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import HeldOutText, read_text
 from braidlm.evals.results import TaskResult
@@ -97,12 +96,6 @@ def notes_of(source: OpenedBraid) -> list[str]:
 def compressed_config(source: OpenedBraid, *forms: dict[str, Any]) -> BraidConfig:
     """The configuration with some matrices in another form."""
     return source.config_with(compression=[*source.config.architecture["compression"], *forms])
-
-
-def account_of(config: BraidConfig, derived: dict[str, Derived]) -> tuple[BraidForCausalLM, Account]:
-    """The new model without memory, and its account: what is not derived is copied."""
-    model = skeleton(config)
-    return model, Account({name: derived.get(name) or from_source(name) for name in targets(model)})
 
 
 def shared_once(matrices: Iterable[Matrix]) -> list[Matrix]:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import SOURCE, Part, chosen_rows, from_source, moved, parameters, targets
+from braidlm.edits.account import SOURCE, Part, chosen_rows, from_source, parameters, planned, staying
 from braidlm.edits.criteria import Criterion, Normalisation
 from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.modules import (
@@ -69,8 +68,7 @@ class Prune(Edit):
             _leave_out(layer, kept, silenced)
         stages, addresses = stages_of(layers)
         config = source.config_with(_frozen(source, layers, modules), stages=stages)
-        model = skeleton(config)
-        account = moved(targets(model), addresses)
+        model, account = planned(config, addresses)
         for name, origin in account.derived.items():
             tensor = origin.parts[0].tensor
             for one in modules:
@@ -80,10 +78,9 @@ class Prune(Edit):
         for one in modules:
             if one.new and not one.rows_of(one.opening, kept[one.address], ()):
                 account.left_out[Part(SOURCE, one.opening)] = "no inserted module is left"
-        before, after = source.info.parameters, parameters(model)
         title = (
             f"Prune {source.title}: {sum(map(len, dropped.values()))} of {sum(len(one.names) for one in modules)} "
-            f"modules go, {after:,} of {before:,} parameters stay ({after / before:.1%})"
+            f"modules go, {staying(source.info.parameters, parameters(model))}"
         )
         details, notes = [], []
         for one in modules:

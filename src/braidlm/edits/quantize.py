@@ -9,11 +9,10 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.memory import weights_bytes
-from braidlm.edits.account import Derived, Transform, from_source
+from braidlm.edits.account import Derived, Transform, from_source, planned, staying
 from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.matrices import (
     Matrix,
-    account_of,
     compressed_config,
     ends_of,
     matrices_of,
@@ -76,7 +75,8 @@ class Quantize(Edit):
         once = shared_once((*small, *eight))
         for matrix in once:
             derived |= _derived(matrix, self.group if matrix in small else None)
-        model, account = account_of(config, derived)
+        model, account = planned(config)
+        account.origins |= derived
         before, after = weights_bytes(source.info.model), weights_bytes(model)
         notes = notes_of(source)
         if self.embedding and not ends:
@@ -89,7 +89,7 @@ class Quantize(Edit):
             notes.append(f"{wide} matrices have 8 bits: {self.group} does not divide their inputs")
         title = (
             f"Quantize {source.title} to {self.scheme}: {len(once)} matrices, "
-            f"{after:,} of {before:,} bytes of weights stay ({after / before:.1%})"
+            f"{staying(before, after, 'bytes of weights')}"
         )
         return EditPlan(title, model, account, notes, measure=measure)
 

@@ -11,12 +11,11 @@ from torch import Tensor
 from braidlm.core import console
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.runs import LORA_CONFIG
 from braidlm.core.report.charts import Lines
 from braidlm.core.report.report import Report, Table
 from braidlm.core.report.write import check_out, write
-from braidlm.edits.account import columns, moved, targets
+from braidlm.edits.account import columns, planned
 from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, show_plan
 from braidlm.edits.gate import TOKENIZER_FILES, layer_ranges, write_gated
 from braidlm.edits.matrices import bits_per_byte
@@ -94,8 +93,7 @@ class Select(Edit):
         model = source.load(dtype=torch.float32).to(choose_device("auto"))
         selection = self._select(model, source)
         kept = encode(gates) | {"layers": selection.layers(stay=True)}
-        planned = skeleton(source.config_with(gates=kept if kept["layers"] else None))
-        account = moved(targets(planned))
+        edited, account = planned(source.config_with(gates=kept if kept["layers"] else None))
         account.leave_out_unused(source.info.tensors, "its gate goes")
 
         def measure(edited: BraidForCausalLM) -> dict[str, Any]:
@@ -105,7 +103,7 @@ class Select(Edit):
         zero = not any(lens.change for layer, lens in selection.lenses.items() if layer in selection.layers(stay=False))
         title, *details = selection.lines()
         probe = selection.probe if zero else None
-        return EditPlan(title, planned, account, source.notes, details, unchanged_on=probe, measure=measure)
+        return EditPlan(title, edited, account, source.notes, details, unchanged_on=probe, measure=measure)
 
     def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
         if not isinstance(model, OpenedDecoder):

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
-from braidlm.edits.account import Derived, Transform, from_source
+from braidlm.edits.account import Derived, Transform, from_source, planned
 from braidlm.edits.edit import Edit, EditPlan, edits
-from braidlm.edits.matrices import Matrix, account_of, matrices_of, measure_beside, notes_of, shared_once
+from braidlm.edits.matrices import Matrix, matrices_of, measure_beside, notes_of, shared_once
 from braidlm.model.config.ranges import Count, Rate
 from braidlm.opening.braid import OpenedBraid
 
@@ -45,8 +45,8 @@ class Sparsify(Edit):
         chosen = [m for m in matrices if self.pattern is None or m.inputs % PATTERN[1] == 0]
         if not chosen:
             raise BraidError(f"no matrix has a number of inputs that is a multiple of {PATTERN[1]}", source.title)
-        derived = {matrix.tensor: self._derived(matrix) for matrix in chosen}
-        model, account = account_of(source.config, derived)
+        model, account = planned(source.config)
+        account.origins |= {matrix.tensor: self._derived(matrix) for matrix in chosen}
         total = source.info.parameters
         zeros = round(sum(m.size for m in chosen) * (1 - PATTERN[0] / PATTERN[1] if self.share is None else self.share))
         notes = notes_of(source)

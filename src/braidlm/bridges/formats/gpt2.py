@@ -23,6 +23,8 @@ ACTIVATIONS = {
 """Transformers' names, several of which mean the same function, and ours."""
 KNOWN = ", ".join(sorted(set(ACTIVATIONS.values())))
 
+DROPOUT = {"embedding": "embd_pdrop", "attention": "attn_pdrop", "residual": "resid_pdrop"}
+"""Our dropout rates and theirs."""
 LAYER = {
     "attention_norm": "ln_1",
     "feed_norm": "ln_2",
@@ -69,11 +71,7 @@ class GPT2Bridge(HuggingFaceBridge):
             "context": config.n_positions,
             "positions": "learned",
             "tie_embeddings": config.tie_word_embeddings,
-            "dropout": {
-                "embedding": float(config.embd_pdrop),
-                "attention": float(config.attn_pdrop),
-                "residual": float(config.resid_pdrop),
-            },
+            "dropout": {name: float(getattr(config, rate)) for name, rate in DROPOUT.items()},
             "initialisation": {"kind": "gpt2", "std": config.initializer_range},
             "block": {
                 "norm": {"kind": "layer", "eps": config.layer_norm_epsilon},
@@ -93,17 +91,13 @@ class GPT2Bridge(HuggingFaceBridge):
         if not info.is_stack:
             return problems
         if info.block.attention.kind == "softmax":
-            attention, width = info.attention, info.architecture.width
+            heads, kv_heads, size = info.attention.heads, info.attention.kv_heads, info.attention.head_dim
             problems += window_problems(info, self.title)
-            if attention.kv_heads != attention.heads:
-                problems.append(
-                    f"attention has {attention.heads} query and {attention.kv_heads} key heads; "
-                    f"{self.title} has as many of both"
-                )
-            if attention.heads * attention.head_dim != width:
-                problems.append(
-                    f"{attention.heads} heads of {attention.head_dim} do not make the width {width}; {self.title}'s do"
-                )
+            if kv_heads != heads:
+                both = f"{self.title} has as many of both"
+                problems.append(f"attention has {heads} query and {kv_heads} key heads; {both}")
+            if heads * size != (width := info.architecture.width):
+                problems.append(f"{heads} heads of {size} do not make the width {width}; {self.title}'s do")
         return problems
 
     def settings(self, info: ModelInfo) -> dict[str, Any]:

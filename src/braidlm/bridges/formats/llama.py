@@ -49,21 +49,19 @@ class LlamaBridge(HuggingFaceBridge):
         return {"attention_bias": info.block.attention.options.bias, "mlp_bias": info.block.feed.options.bias}
 
     def import_problems(self, config: Any) -> list[str]:
-        problems = []
+        problems = rope_problems(config)
         if config.hidden_act not in ("silu", "swish"):
             problems.append(f"hidden_act is '{config.hidden_act}'; Braid's SwiGLU has silu")
-        problems += rope_problems(config)
-        if _head_dim(config) % 2:
-            problems.append(f"head_dim is {_head_dim(config)}; rotary positions need an even one")
-        if config.num_attention_heads % config.num_key_value_heads:
-            problems.append(
-                f"num_attention_heads ({config.num_attention_heads}) is not a multiple of num_key_value_heads "
-                f"({config.num_key_value_heads})"
-            )
+        if (size := _head_dim(config)) % 2:
+            problems.append(f"head_dim is {size}; rotary positions need an even one")
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        if heads % kv_heads:
+            problems.append(f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
         return problems
 
     def architecture(self, config: Any) -> dict[str, Any]:
         stages = ((window, len(list(layers))) for window, layers in groupby(self.windows(config)))
+        bias = getattr(config, "mlp_bias", False)
         return {
             "width": config.hidden_size,
             "context": config.max_position_embeddings,
@@ -79,11 +77,7 @@ class LlamaBridge(HuggingFaceBridge):
                     "head_dim": _head_dim(config),
                     **self.biases(config),
                 },
-                "feed": {
-                    "kind": "swiglu",
-                    "hidden": config.intermediate_size,
-                    "bias": getattr(config, "mlp_bias", False),
-                },
+                "feed": {"kind": "swiglu", "hidden": config.intermediate_size, "bias": bias},
             },
             "stages": [{"block": {"layers": layers, "attention": {"window": window}}} for window, layers in stages],
         }
@@ -127,9 +121,8 @@ class LlamaBridge(HuggingFaceBridge):
     def export_notes(self, info: ModelInfo) -> list[str]:
         notes = super().export_notes(info)
         if info.architecture.dropout.embedding or info.block.dropout.residual:
-            notes.append(
-                f"{self.title} has dropout in attention only; the other rates are left out (logits do not change)"
-            )
+            only = "has dropout in attention only; the other rates are left out (logits do not change)"
+            notes.append(f"{self.title} {only}")
         return notes
 
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:

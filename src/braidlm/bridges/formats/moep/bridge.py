@@ -13,7 +13,7 @@ from typing import Any
 
 from braidlm.bridges.bridge import Bridge, OpenedCheckpoint, TensorMapping, bridges
 from braidlm.bridges.checkpoint import INDEX_FILE, PICKLE_PATTERNS, SINGLE_FILE, Checkpoint, Shapes
-from braidlm.bridges.formats.gpt2 import ACTIVATIONS, KNOWN
+from braidlm.bridges.formats.gpt2 import ACTIVATIONS, DROPOUT, KNOWN
 from braidlm.bridges.formats.moep.structure import (
     ATTENTION_PARTS,
     FEED,
@@ -215,7 +215,6 @@ def architecture(structure: MoepStructure, config: MoepConfig, tied: bool) -> di
     feed, layer = config.feed(structure.gated), structure.layers[0]
     std = config.read("initializer_range", None, float) or 0.02
     dropout = config.read("dropout", 0.1, float)  # the paper's
-    rates = {"embedding": "embd_pdrop", "attention": "attn_pdrop", "residual": "resid_pdrop"}
     parallel = {
         "layers": len(structure.layers),
         "paths": len(layer.members),
@@ -234,7 +233,7 @@ def architecture(structure: MoepStructure, config: MoepConfig, tied: bool) -> di
         "context": structure.positions,
         "positions": "learned",
         "tie_embeddings": tied,
-        "dropout": {ours: config.read(theirs, dropout, float) for ours, theirs in rates.items()},
+        "dropout": {ours: config.read(theirs, dropout, float) for ours, theirs in DROPOUT.items()},
         "initialisation": {"kind": "normal", "std": std, "carriers": std},
         "block": {
             "norm": {
