@@ -114,8 +114,17 @@ class Account:
         existing = {Part(source, name) for source, tensors in sources.items() for name in tensors}
         problems += sorted(f"{part.tensor} of '{part.source}': neither used nor left out" for part in existing - named)
         problems += sorted(f"{part.tensor} of '{part.source}': there is no such tensor" for part in named - existing)
-        if not problems:
-            problems = _misshaped(self.derived, targets, sources)
+        for name, origin in self.derived.items() if not problems else ():
+            tensors = {part: sources[part.source][part.tensor] for part in origin.parts}
+            target = list(targets[name].shape)
+            try:
+                fits = list(origin.compute(tensors.__getitem__).shape) == target
+            except RuntimeError:  # the operation refuses these shapes
+                fits = False
+            if not fits:
+                shapes = " and ".join(str(list(tensors[part].shape)) for part in origin.parts)
+                how = origin.description or origin.operation
+                problems.append(f"{name} is to be {target} and cannot be made of {shapes} ({how})")
         if problems:
             raise BraidError(f"not every tensor can be accounted for:{bullet_list(problems)}")
 
@@ -172,24 +181,6 @@ def moved(tensors: Iterable[str], addresses: Mapping[str, str] | None = None) ->
         before, now = next(places, ("", ""))
         account.origins[tensor] = from_source(before + tensor.removeprefix(now))
     return account
-
-
-def _misshaped(
-    derived: Mapping[str, Derived], targets: Mapping[str, Tensor], sources: Mapping[str, Mapping[str, Tensor]]
-) -> list[str]:
-    problems = []
-    for name, origin in derived.items():
-        shapes = " and ".join(str(list(sources[part.source][part.tensor].shape)) for part in origin.parts)
-        target = list(targets[name].shape)
-        try:
-            shape = list(origin.compute(lambda part: sources[part.source][part.tensor]).shape)
-        except RuntimeError:  # the operation refuses these shapes
-            shape = None
-        if shape != target:
-            problems.append(
-                f"{name} is to be {target} and cannot be made of {shapes} ({origin.description or origin.operation})"
-            )
-    return problems
 
 
 def parts_of(sources: Sequence[str], tensors: Sequence[str]) -> tuple[Part, ...]:

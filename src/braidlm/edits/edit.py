@@ -21,7 +21,7 @@ from braidlm.core.models.folders import fill, save_model
 from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer
-from braidlm.edits.account import SOURCE, Account, Part, account_table, targets
+from braidlm.edits.account import SOURCE, Account, account_table, targets
 from braidlm.model.config.ranges import Seed
 from braidlm.model.config.registry import Registry, import_files
 from braidlm.model.config.strict import decode
@@ -182,21 +182,21 @@ def assemble(
 ) -> BraidForCausalLM:
     """Fill a skeleton as the account says; of the sources only one tensor's parts are in memory at a time."""
     check_weights_fit(weights_bytes(model))
+    fresh = account.fresh
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for address, module in model.named_modules():
             own = [f"{address}.{name}" for name, _ in module.named_parameters(recurse=False)]
-            if own and all(name in account.fresh for name in own):
+            if own and all(name in fresh for name in own):
                 module.to_empty(device="cpu", recurse=False)
                 model._init_weights(module)
-
-    def read(part: Part) -> Tensor:
-        return sources[part.source].read(part.tensor)
-
-    state = {name: origin.compute(read) for name, origin in account.derived.items()}
+    state = {
+        name: origin.compute(lambda part: sources[part.source].read(part.tensor))
+        for name, origin in account.derived.items()
+    }
     # A fresh buffer begins at zero: the ranking of a router that balances, the opening of its new choices.
-    state |= {name: torch.zeros_like(b, device="cpu") for name, b in model.named_buffers() if name in account.fresh}
-    state |= {name: p.data for name, p in model.named_parameters() if name in account.fresh}
+    state |= {name: torch.zeros_like(b, device="cpu") for name, b in model.named_buffers() if name in fresh}
+    state |= {name: p.data for name, p in model.named_parameters() if name in fresh}
     fill(model, state)
     assert not any(tensor.is_meta for tensor in model.state_dict().values()), "every tensor has its values"
     return model
