@@ -19,7 +19,7 @@ from braidlm.core.catalogue import about, list_options, registries
 from braidlm.core.recipes import list_recipes
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.order import orders, pacings
-from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.braid_config import Architecture
 from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import part_of, plain_type, range_of

@@ -17,7 +17,6 @@ from braidlm.core.models.presets import RecipeModel, read_model
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.tokenizing.build import bytes_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
-from braidlm.model.config.architecture import write_architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification
 from tests.compat.check_folder import LABELS, TEXTS, encode, measure
@@ -32,7 +31,8 @@ def _with_models_of_their_own() -> dict[str, RecipeModel]:
         data = compose_recipe(name)
         if "model" in data:
             model = read_model(data, name)
-            found.setdefault(json.dumps(write_architecture(model.architecture)), (name.removeprefix("tiny/"), model))
+            written = json.dumps(BraidConfig(model.architecture).architecture)
+            found.setdefault(written, (name.removeprefix("tiny/"), model))
     return dict(found.values())
 
 

@@ -16,8 +16,7 @@ from braidlm.data.loading.order import orders, pacings
 from braidlm.data.packing.shards import Limit
 from braidlm.data.sources.format import ReadOptions
 from braidlm.evals.evaluated_model import Settings
-from braidlm.model.config.architecture import Architecture, read_architecture
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.braid_config import Architecture, BraidConfig, read_architecture
 from braidlm.model.config.ranges import MAX_INTEGER, MAX_ITEMS, Range
 from braidlm.model.config.strict import NUMBERS, decode, part_of, plain_type, range_of, type_hints
 from braidlm.model.stages import BlockConfig

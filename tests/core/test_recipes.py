@@ -17,7 +17,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.hydra_changes import WRITTEN_FOR, hasten_omegaconf
 from braidlm.core.reading import FastLoader
 from braidlm.core.recipes import compose_recipe, find_recipe, hydra_overrides, list_recipes, recipe_root, resolved
-from braidlm.model.config.architecture import read_architecture
+from braidlm.model.config.braid_config import read_architecture
 
 FILES = {
     "models/small.yaml": "# A small model\nwidth: 8\nstages:\n  - block: {layers: 2}\n  - block\n",

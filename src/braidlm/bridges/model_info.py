@@ -8,8 +8,7 @@ from torch import Tensor
 
 from braidlm.core.models.accounting import skeleton
 from braidlm.model.compression import sizes_of
-from braidlm.model.config.architecture import Architecture
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.braid_config import Architecture, BraidConfig
 from braidlm.model.config.strict import encode
 from braidlm.model.initialisation import LINEAR
 from braidlm.model.stages import BlockStage

@@ -23,8 +23,7 @@ from braidlm.edits.composing.path_models import (
     name_paths,
 )
 from braidlm.edits.edit import EditPlan, carry_out
-from braidlm.model.config.architecture import Architecture, read_architecture
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.braid_config import Architecture, BraidConfig, read_architecture
 from braidlm.model.config.ranges import Layers, LayersOrZero, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode

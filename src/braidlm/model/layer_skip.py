@@ -53,13 +53,12 @@ def set_dropout(stages: nn.ModuleList, width: int, rates: DropoutConfig) -> None
     A layer that changes the stream's width has none, and with a rate of 0 no layer has.
     """
     set_rates(stages, rates)
-    rate = rates.layer
     last, number = sum(len(layers_of(stage)) for stage in stages) - 1, 0
-    for stage in stages if rate else ():
+    for stage in stages if rates.layer else ():
         drops = nn.ModuleList()
         for layer in layers_of(stage):
             width_out: Any = getattr(layer, "width_out", width)
-            drops.append(LayerDropout(rate * (2 ** (number / max(last, 1)) - 1) * (width_out == width), layer))
+            drops.append(LayerDropout(rates.layer * (2 ** (number / max(last, 1)) - 1) * (width_out == width), layer))
             width, number = width_out, number + 1
         if len(drops):
             stage.drops = drops
@@ -85,20 +84,6 @@ def check_exit(stages: nn.ModuleList, width: int, layer: int) -> None:
             f"the model cannot be left after layer {layer}",
             todo=f"The stream has the head's width, {width}, after layers {', '.join(map(str, exits)) or 'none'}.",
         )
-
-
-def chosen_exit(config: Any, stages: nn.ModuleList, width: int) -> int | None:
-    """The layer that passes end after, if not the last: `num_hidden_layers` of a BraidConfig, which transformers
-    changes for the drafts of `assistant_early_exit`."""
-    layer, depth = config.num_hidden_layers, config.decoded.depth
-    if layer == depth:
-        return None
-    try:
-        check_exit(stages, width, layer)
-    except BraidError:
-        config.num_hidden_layers = depth  # transformers would not set it back
-        raise
-    return layer  # type: ignore[no-any-return]
 
 
 def cache_slots(stages: nn.ModuleList, last: int) -> int:

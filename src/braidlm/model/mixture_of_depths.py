@@ -6,22 +6,19 @@ token alone whether it enters, and decides in evaluation and generation.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from .attention.attention import ABSENT, AttentionHeads
 from .config.ranges import Layers, Probability
-from .config.registry import Choice, inherit
-from .config.strict import PartOf
 from .errors import BraidError
 from .routing.dispatch import compute_dtype
 from .routing.losses import masked_mean, routing_losses
 from .routing.router import RouterConfig, ScoreLinear, TopKRouter
 from .routing.routing import Routing, Routings
 from .span import Span
-from .stages import Block, BlockConfig, Stage, share_weights, sharings, stage_kinds
+from .stages import Block, BlockStage, Stage, share_weights, stage_kinds
 
 DEPTH_CHOICES = ("block", "around")
 PREDICTION_WEIGHT = 0.01
@@ -43,26 +40,21 @@ def cross_entropy(routing: Routing, real_BT: Tensor) -> Tensor:
 class MixtureOfDepthsStage(Stage):
     """Blocks in a row, some of which only a share of the tokens goes through; the others pass by."""
 
+    inherit = BlockStage.inherit
+
     @dataclass
-    class Config(BlockConfig):
+    class Config(BlockStage.Config):
         layers: Layers = 2
         """Number of blocks in a row."""
         capacity: Probability = 0.5
         """Share of a sequence's tokens that enter such a block in training. The paper recommends 0.125."""
         every: Layers = 2
         """One block in so many is such a block, the last of them; all tokens go through the others."""
-        share: Annotated[Choice, PartOf(sharings)] | None = None
-        """What the blocks share: `feeds`, `attentions` or `blocks`; by default each has weights of its own."""
 
         def __post_init__(self) -> None:
             if self.every > self.layers:
                 what = f"every is {self.every}, and there are only {self.layers} layers: no token would pass by any"
                 raise BraidError(what, todo=f"Set every to at most {self.layers}.")
-
-    @classmethod
-    def inherit(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
-        """Options that a stage does not set come from the architecture's `block`."""
-        return inherit(template, options)
 
     def __init__(self, config: Config, width: int):
         super().__init__()
@@ -99,22 +91,19 @@ class MixtureOfDepths(nn.Module):
         """The weight of each token, 0 where it passes by, which tokens enter, and the router's own prediction of it."""
         with torch.autocast(hidden.device.type, enabled=False):
             wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-            scale_BT1 = _scale(wide)
+            # Everything is brought to one scale: of the raw stream a router learns far more slowly.
+            mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / wide.shape[-1]
+            scale_BT1 = (mean_square + SCALE_EPS).rsqrt()
             score_BT = (self.score(wide) * scale_BT1)[..., 0]
         routing = self.router(wide.detach() * scale_BT1.detach())  # learning to predict the choice must not change it
         if self.training:
-            entered_BT = self._highest(score_BT.detach(), real_BT)
+            ranked_BT = score_BT.detach() if real_BT is None else score_BT.detach().masked_fill(~real_BT, -torch.inf)
+            highest_BK = ranked_BT.topk(self.count(ranked_BT.shape[1]), dim=1).indices
+            entered_BT = torch.zeros_like(ranked_BT, dtype=torch.bool).scatter(1, highest_BK, True)
             routing = replace(routing, chosen_BTK=(~entered_BT).long()[..., None])
         else:
             entered_BT = routing.chosen_BTK[..., 0] == DEPTH_CHOICES.index("block")
         return (score_BT.sigmoid() * entered_BT).to(hidden.dtype), entered_BT, routing
-
-    def _highest(self, score_BT: Tensor, real_BT: Tensor | None) -> Tensor:
-        """Whether a token's score is among the highest of its row; those of padding come last."""
-        if real_BT is not None:
-            score_BT = score_BT.masked_fill(~real_BT, -torch.inf)
-        highest_BK = score_BT.topk(self.count(score_BT.shape[1]), dim=1).indices
-        return torch.zeros_like(score_BT, dtype=torch.bool).scatter(1, highest_BK, True)
 
     def count(self, time: int) -> int:
         """How many tokens of a row enter in training."""
@@ -178,33 +167,24 @@ def scale_cost(block: nn.Module, capacity: float) -> None:
             module.pair_share *= capacity**2
 
 
-def _scale(wide: Tensor) -> Tensor:
-    """What brings each token of the stream to one scale: of the raw stream a router learns far more slowly."""
-    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / wide.shape[-1]
-    return (mean_square + SCALE_EPS).rsqrt()
-
-
 def _gathered_span(span: Span, index_BK: Tensor, entered_BT: Tensor) -> Span:
-    """The span for some tokens of each row."""
-    there_BK = entered_BT.gather(1, index_BK)
+    """The span for some tokens of each row; without masks they are in causal order."""
+    batch, there_BK = len(index_BK), entered_BT.gather(1, index_BK)
+    row = torch.arange(batch, device=index_BK.device)[:, None, None]
+
+    def gathered(mask: Tensor) -> Tensor:
+        seen_BKK = mask.expand(batch, -1, -1, -1)[row, 0, index_BK[:, :, None], index_BK[:, None, :]]
+        seen_BKK = seen_BKK & there_BK[:, None]
+        # A token that only fills up may see no key at all: NaN would spread.
+        return (seen_BKK | ~seen_BKK.any(-1, keepdim=True))[:, None]
+
     return replace(
         span,
-        positions=span.positions.expand(len(index_BK), -1).gather(1, index_BK),
-        masks={window: _gathered_mask(mask, index_BK, there_BK) for window, mask in span.masks.items()},
+        positions=span.positions.expand(batch, -1).gather(1, index_BK),
+        masks={window: None if mask is None else gathered(mask) for window, mask in span.masks.items()},
         rotations={dim: None if rotate is None else rotate.at(index_BK) for dim, rotate in span.rotations.items()},
         real=None,
     )
-
-
-def _gathered_mask(mask: Tensor | None, index_BK: Tensor, there_BK: Tensor) -> Tensor | None:
-    """The mask [batch, 1, token, token] among some tokens of each row; without one they are in causal order."""
-    if mask is None:
-        return None
-    row = torch.arange(len(index_BK), device=index_BK.device)[:, None, None]
-    seen_BKK = mask.expand(len(index_BK), -1, -1, -1)[row, 0, index_BK[:, :, None], index_BK[:, None, :]]
-    seen_BKK = seen_BKK & there_BK[:, None]
-    # A token that only fills up may see no key at all: NaN would spread.
-    return (seen_BKK | ~seen_BKK.any(-1, keepdim=True))[:, None]
 
 
 def spread_routing(routing: Routing, index_BK: Tensor, entered_BT: Tensor) -> Routing:

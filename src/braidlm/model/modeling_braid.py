@@ -13,7 +13,7 @@ from .dropout import Dropout
 from .errors import BraidError
 from .heads.ends import Head, embeddings, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
-from .layer_skip import cache_slots, chosen_exit, set_dropout, stages_between
+from .layer_skip import cache_slots, check_exit, set_dropout, stages_between
 from .norms import norms
 from .paths.switches import address_outside_stack, freeze, switch_off_modules, use_paths
 from .pretrained import BraidCausalLMOutput, BraidModelOutput, BraidPreTrainedModel, BraidSequenceClassifierOutput
@@ -30,7 +30,6 @@ from .span import (
     make_masks,
     mask_if_padded,
     positions_from_mask,
-    rotations_for,
 )
 from .stages import stage_kinds
 
@@ -70,7 +69,7 @@ class BraidModel(BraidPreTrainedModel):
                 module.address = address_outside_stack(name)
         self.cache_shapes = [attention.cache_shape for attention in self.attentions]
         """Heads and channels of every layer of a cache."""
-        self.windows = _ordered({a.window for a in self.attentions})
+        self.windows = list(dict.fromkeys(a.window for a in self.attentions))
         self.head_dims = sorted({a.head_dim for a in self.attentions})
         for head_dim in self.head_dims:
             self.positions.check(head_dim)
@@ -86,7 +85,7 @@ class BraidModel(BraidPreTrainedModel):
         """Give a head that reads the text its layers in every cache, and a mask for its window."""
         head.first_slot, self.head_slots = len(self.cache_shapes), len(head.cache_shapes)
         self.cache_shapes = [*self.cache_shapes, *head.cache_shapes]
-        self.windows = _ordered({*self.windows, head.window})
+        self.windows = list(dict.fromkeys([*self.windows, head.window]))
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
@@ -112,15 +111,8 @@ class BraidModel(BraidPreTrainedModel):
             use_cache = self.config.use_cache and not self.training
         cache = (DynamicCache() if past_key_values is None else past_key_values) if use_cache else None
         record = self._record(output_hidden_states, output_attentions)
-        done = self.run(
-            input_ids,
-            inputs_embeds,
-            reader,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            record=record,
-        )
+        options = {"attention_mask": attention_mask, "position_ids": position_ids, "cache": cache, "record": record}
+        done = self.run(input_ids, inputs_embeds, reader, **options)
         output = BraidModelOutput(
             last_hidden_state=done.hidden,
             past_key_values=cache,
@@ -178,8 +170,17 @@ class BraidModel(BraidPreTrainedModel):
 
     @property
     def exit_layer(self) -> int | None:
-        """The layer that passes end after, if not the last."""
-        return chosen_exit(self.config, self.stages, self.width_out)
+        """The layer that passes end after, if not the last: `config.num_hidden_layers`, which transformers changes for
+        the drafts of `assistant_early_exit`."""
+        layer, depth = self.config.num_hidden_layers, self.config.decoded.depth
+        if layer == depth:
+            return None
+        try:
+            check_exit(self.stages, self.width_out, layer)
+        except BraidError:
+            self.config.num_hidden_layers = depth  # transformers would not set it back
+            raise
+        return layer  # type: ignore[no-any-return]
 
     def span(
         self,
@@ -196,7 +197,7 @@ class BraidModel(BraidPreTrainedModel):
 
         `masks`, by window, stand in place of those that follow from `attention_mask` and `cache`.
         """
-        time, device = hidden.shape[1], hidden.device
+        time, device, dtype = hidden.shape[1], hidden.device, compute_dtype(hidden)
         # transformers' static caches return entries that are not filled yet.
         if getattr(cache, "is_compileable", False):
             raise BraidError(
@@ -208,8 +209,12 @@ class BraidModel(BraidPreTrainedModel):
             last = None if self.head_slots else self.exit_layer
             add_cache_layers(cache, len(self.cache_shapes) if last is None else cache_slots(self.stages, last))
         past = cache.get_seq_length() if cache is not None else 0
-        if masks is None:  # a row with masks of its own may hold several texts
-            self._check_length(past + time)
+        limit = self.positions.limit
+        if masks is None and limit is not None and past + time > limit:  # a row with masks may hold several texts
+            raise BraidError(
+                f"{past + time} tokens are more than the model's {limit} learned positions",
+                todo="Shorten the text, or train with a longer `context` or with `positions: rope`.",
+            )
         padding = mask_if_padded(attention_mask)
         if padding is not None and padding.shape[-1] == time and past:
             padding = nn.functional.pad(padding, (past, 0), value=1)
@@ -223,21 +228,13 @@ class BraidModel(BraidPreTrainedModel):
             causal=masks is None and past == 0 and time > 1,
             two_way=two_way,
             cache=cache,
-            rotations=rotations_for(self.head_dims, self.positions, position_ids, compute_dtype(hidden)),
+            rotations={size: self.positions.rotation(size, position_ids, dtype) for size in self.head_dims},
             real=None if padding is None else padding[:, -time:].bool(),
             record=record,
             tokens=tokens,
         )
         span.eager = span.needs_weights or self.config._attn_implementation == "eager"
         return span
-
-    def _check_length(self, length: int) -> None:
-        limit = self.positions.limit
-        if limit is not None and length > limit:
-            raise BraidError(
-                f"{length} tokens are more than the model's {limit} learned positions",
-                todo="Shorten the text, or train with a longer `context` or with `positions: rope`.",
-            )
 
 
 class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
@@ -368,10 +365,6 @@ def _shared_names(model: nn.Module) -> dict[str, str]:
     """The name of every parameter that a module before it has too, and its first name."""
     first: dict[nn.Parameter, str] = {}
     return {n: first[p] for n, p in model.named_parameters(remove_duplicate=False) if first.setdefault(p, n) != n}
-
-
-def _ordered(windows: set[int | None]) -> list[int | None]:
-    return sorted(windows, key=lambda w: (w is not None, w))
 
 
 def _shared_outputs(outputs: BraidModelOutput) -> dict[str, Any]:

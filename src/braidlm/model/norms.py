@@ -37,15 +37,11 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, input: Tensor, groups: Groups | None = None) -> Tensor:
         if self.stack is None:
             return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-        normed, weight = (
-            F.layer_norm(input, self.normalized_shape, eps=self.eps),
-            expand_vector(self.weight, input, groups),
-        )
-        return (
-            normed * weight
-            if self.bias is None
-            else torch.addcmul(expand_vector(self.bias, input, groups), normed, weight)
-        )
+        normed = F.layer_norm(input, self.normalized_shape, eps=self.eps)
+        weight = expand_vector(self.weight, input, groups)
+        if self.bias is None:
+            return normed * weight
+        return torch.addcmul(expand_vector(self.bias, input, groups), normed, weight)
 
 
 @norms.register("rms")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .attention.positions import Positions, Rotation
+from .attention.positions import Rotation
 from .errors import BraidError
 from .routing.routing import Routings
 
@@ -129,11 +129,7 @@ def positions_from_mask(mask: Tensor, time: int) -> Tensor:
 
 
 def make_masks(
-    windows: Iterable[int | None],
-    time: int,
-    past: int,
-    padding: Tensor | None,
-    device: torch.device,
+    windows: Iterable[int | None], time: int, past: int, padding: Tensor | None, device: torch.device
 ) -> Masks:
     """A mask for each attention window in use, or None where `is_causal` is enough.
 
@@ -159,13 +155,6 @@ def _mask(window: int | None, time: int, past: int, padding: Tensor | None, devi
     return allowed
 
 
-def rotations_for(
-    sizes: Iterable[int], part: Positions, positions: Tensor, dtype: torch.dtype
-) -> dict[int, Rotation | None]:
-    """The rotation for each head size in use, computed once for all blocks."""
-    return {size: part.rotation(size, positions, dtype) for size in sizes}
-
-
 def mask_if_padded(mask: Tensor | None) -> Tensor | None:
     """The mask if anything is padded; without one, attention is faster."""
     if mask is None:
@@ -182,6 +171,5 @@ def add_cache_layers(cache: Any, slots: int) -> None:
 
     A layer of parallel paths has several attentions; caches that grow by themselves need nothing.
     """
-    layers = getattr(cache, "layers", None)
-    if layers and getattr(cache, "layer_class_to_replicate", None) is None:
-        layers.extend(deepcopy(layers[-1]) for _ in range(slots - len(layers)))
+    if getattr(cache, "layer_class_to_replicate", None) is None:
+        cache.layers.extend(deepcopy(cache.layers[-1]) for _ in range(slots - len(cache.layers)))

@@ -21,8 +21,7 @@ from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.kernels.lowered_parts import Lowered
-from braidlm.model.config.architecture import Architecture
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.braid_config import Architecture, BraidConfig
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.decoder_costs import decoder_facts, decoder_notes

@@ -11,7 +11,7 @@ from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.loading.validation import Half
-from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.braid_config import Architecture
 from braidlm.model.config.ranges import Count, NonNegative, Positive, Range, Rate, Rows, Seed, Size, Temperature
 from braidlm.model.config.registry import Choice, import_files
 from braidlm.model.config.strict import PartOf, decode, encode

@@ -19,8 +19,7 @@ from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.model.compression import untrainable
-from braidlm.model.config.architecture import Architecture
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.braid_config import Architecture, BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder

@@ -13,8 +13,7 @@ from braidlm.edits.compose import compose, composed_architecture
 from braidlm.edits.composing.composition import account_for
 from braidlm.edits.composing.layout import full_width_block, lay_out
 from braidlm.edits.composing.path_models import PathModel
-from braidlm.model.config.architecture import read_architecture
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.braid_config import BraidConfig, read_architecture
 from braidlm.model.config.registry import Choice
 from braidlm.model.paths.joins import JoinConfig
 from braidlm.model.paths.parallel import blocks_in_layer

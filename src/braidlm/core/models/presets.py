@@ -5,10 +5,9 @@ from typing import Any
 
 from braidlm.core.errors import BraidError, collecting, errors_at
 from braidlm.core.recipes import compose_recipe
-from braidlm.model.config.architecture import Architecture, read_architecture, write_architecture
-from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.braid_config import Architecture, BraidConfig, read_architecture
 from braidlm.model.config.ranges import VocabularySize
-from braidlm.model.config.strict import decode
+from braidlm.model.config.strict import decode, encode
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class RecipeModel:
 
     def to_shorthand(self) -> dict[str, Any]:
         """The plain data that is written into a resolved recipe."""
-        return {"vocab_size": self.vocab_size} | write_architecture(self.architecture)
+        return {"vocab_size": self.vocab_size} | encode(self.architecture)
 
 
 def config_from(name: str, overrides: list[str] | None = None, vocab_size: int | None = None) -> BraidConfig:

@@ -18,7 +18,7 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.tokenizing.tokenizer import differences
 from braidlm.edits.edit import UNCHANGED, check_promise, probe_ids
-from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.braid_config import Architecture
 from braidlm.model.config.ranges import Range
 from braidlm.model.config.registry import ADVICE, Choice, Registry
 from braidlm.model.config.strict import encode

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -119,13 +119,26 @@ class YarnScaling(RopeScaling):
 position_kinds = Registry("positions", third_party=True)
 
 
-class Rotation(Protocol):
-    """Rotates queries and keys [batch, time, head, dim] by their positions."""
+@dataclass(frozen=True, eq=False)  # compared as an object: torch.compile looks it up in sets before it has fields
+class Rotation:
+    """Rotates queries and keys [batch, time, head, dim]: x becomes x cos + (x swapped in pairs of channels) sin."""
 
-    def __call__(self, heads_BTNH: Tensor) -> Tensor: ...
+    cos: Tensor
+    """[batch or 1, time, 1, dim]."""
+    sin: Tensor
+    swap: Callable[[Tensor], Tensor]
+
+    def __call__(self, heads_BTNH: Tensor) -> Tensor:
+        if len(self.cos) == 1:
+            return torch.addcmul(heads_BTNH * self.cos, self.swap(heads_BTNH), self.sin)
+        grouped = heads_BTNH.unflatten(0, (-1, len(self.cos)))  # the members of a stack are concatenated in the batch
+        return torch.addcmul(grouped * self.cos, self.swap(grouped), self.sin).flatten(0, 1)
 
     def at(self, index_BK: Tensor) -> "Rotation":
         """The rotation of some tokens of each row."""
+        row = torch.arange(len(index_BK), device=index_BK.device)[:, None]
+        cos, sin = (x.expand(len(index_BK), -1, -1, -1)[row, index_BK] for x in (self.cos, self.sin))
+        return Rotation(cos, sin, self.swap)
 
 
 class Positions(nn.Module):
@@ -192,6 +205,7 @@ class RotaryPositions(Positions):
 
     def __init__(self, config: Config, width: int, context: int):
         super().__init__(config, width, context)
+        self._swap = _swap_halves if config.pairs == "half" else _swap_neighbours
         self.scaling: RopeScaling | None = None if config.scaling is None else rope_scalings.build(config.scaling)
 
     def check(self, head_dim: int) -> None:
@@ -201,7 +215,7 @@ class RotaryPositions(Positions):
 
     def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
         cos, sin = (table.to(dtype)[:, :, None] for table in self.tables(head_dim, positions))
-        return PairRotation(cos, sin, self._swap)
+        return Rotation(cos, sin, self._swap)
 
     def moved_back(self, keys: Tensor, by: int) -> Tensor:
         cos, sin = self.tables(keys.shape[-1], torch.full((1, 1), -by, device=keys.device))
@@ -227,31 +241,6 @@ class RotaryPositions(Positions):
         exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
         frequency_H = self.config.theta**-exponent
         return frequency_H if self.scaling is None else self.scaling.scale(frequency_H, self.config.theta)
-
-    @property
-    def _swap(self) -> Callable[[Tensor], Tensor]:
-        return _swap_halves if self.config.pairs == "half" else _swap_neighbours
-
-
-@dataclass(frozen=True, eq=False)  # compared as an object: torch.compile looks it up in sets before it has fields
-class PairRotation:
-    """Rotates pairs of channels: x becomes x cos + (x swapped in pairs) sin."""
-
-    cos: Tensor
-    """[batch or 1, time, 1, dim]."""
-    sin: Tensor
-    swap: Callable[[Tensor], Tensor]
-
-    def __call__(self, heads_BTNH: Tensor) -> Tensor:
-        if len(self.cos) == 1:
-            return torch.addcmul(heads_BTNH * self.cos, self.swap(heads_BTNH), self.sin)
-        grouped = heads_BTNH.unflatten(0, (-1, len(self.cos)))  # the members of a stack are concatenated in the batch
-        return torch.addcmul(grouped * self.cos, self.swap(grouped), self.sin).flatten(0, 1)
-
-    def at(self, index_BK: Tensor) -> "PairRotation":
-        row = torch.arange(len(index_BK), device=index_BK.device)[:, None]
-        cos, sin = (x.expand(len(index_BK), -1, -1, -1)[row, index_BK] for x in (self.cos, self.sin))
-        return PairRotation(cos, sin, self.swap)
 
 
 def _swap_halves(x: Tensor) -> Tensor:

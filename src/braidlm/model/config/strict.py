@@ -115,14 +115,12 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str], also
             data = cls.from_shorthand(data)  # a mapping or an instance
         except BraidError as error:
             advice = f". {error.todo}" if error.todo else ""
-            problems.append(f"{_at(where)}{error.what.rstrip('.') if advice else error.what}{advice}")
-            return None
+            return _refuse(problems, where, f"{error.what.rstrip('.') if advice else error.what}{advice}")
     if isinstance(data, cls):
         return _checked(data, where, problems)
     data = {} if data is None else data
     if not isinstance(data, dict):
-        problems.append(f"{_at(where)}expected a mapping, got {_show(data)}")
-        return None
+        return _refuse(problems, where, f"expected a mapping, got {_show(data)}")
     before = len(problems)
     hints = type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
@@ -216,28 +214,24 @@ def _decode_literal(hint: Any, data: Any, where: str, problems: list[str]) -> An
         return data
     tip = did_you_mean(data, allowed) if isinstance(data, str) else ""
     tip = tip if "?" in tip else ""
-    problems.append(f"{_at(where)}{_show(data)} is not one of {', '.join(map(str, allowed))}.{tip}")
-    return None
+    return _refuse(problems, where, f"{_show(data)} is not one of {', '.join(map(str, allowed))}.{tip}")
 
 
 def _decode_sequence(hint: Any, origin: Any, data: Any, where: str, problems: list[str]) -> Any:
     if not isinstance(data, (list, tuple)):
-        problems.append(f"{_at(where)}expected a list, got {_show(data)}")
-        return None
+        return _refuse(problems, where, f"expected a list, got {_show(data)}")
     if _is_too_long(data, where, problems):
         return None
     args = [a for a in get_args(hint) if a is not Ellipsis]
     if origin is tuple and len(args) > 1 and len(args) != len(data):
-        problems.append(f"{_at(where)}expected {len(args)} values, got {len(data)}")
-        return None
+        return _refuse(problems, where, f"expected {len(args)} values, got {len(data)}")
     inner = args if len(args) == len(data) and origin is tuple else args[:1] * len(data)
     return origin(_decode(a, d, f"{where}[{i}]", problems) for i, (a, d) in enumerate(zip(inner, data, strict=True)))
 
 
 def _decode_mapping(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
     if not isinstance(data, dict):
-        problems.append(f"{_at(where)}expected a mapping, got {_show(data)}")
-        return None
+        return _refuse(problems, where, f"expected a mapping, got {_show(data)}")
     if _is_too_long(data, where, problems):
         return None
     inner = get_args(hint)[1]
@@ -257,8 +251,7 @@ def _decode_number(hint: Any, data: Any, where: str, problems: list[str]) -> Any
     for allowed in (range_of(hint) or NUMBERS[kind], NUMBERS[kind]):
         if number is None or number not in allowed:
             expected = _name(hint) if number is None else f"{WORDS[kind]} {allowed}"
-            problems.append(f"{_at(where)}expected {expected}, got {_show(data)}")
-            return None
+            return _refuse(problems, where, f"expected {expected}, got {_show(data)}")
     return number
 
 
@@ -295,8 +288,11 @@ def _decode_plain(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
     if isinstance(data, hint):
         return data
     quotes = ": write it in quotes" if hint is str and isinstance(data, (int, float)) else ""
-    problems.append(f"{_at(where)}expected {_name(hint)}, got {_show(data)}{quotes}")
-    return None
+    return _refuse(problems, where, f"expected {_name(hint)}, got {_show(data)}{quotes}")
+
+
+def _refuse(problems: list[str], where: str, problem: str) -> None:
+    problems.append(f"{where}: {problem}" if where else problem)
 
 
 def _join(where: str, key: Any) -> str:

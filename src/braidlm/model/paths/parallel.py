@@ -43,15 +43,6 @@ class PathConfig(BlockConfig):
             raise BraidError(f"a path cannot be called '{self.name}': torch reserves that name")
 
 
-@dataclass(frozen=True)
-class SizedPath:
-    """A path whose width and depth are known."""
-
-    config: PathConfig
-    width: int
-    depth: int
-
-
 def blocks_in_layer(depth: int, layers: int, layer: int) -> range:
     """The indices of a path's `depth` blocks that belong to one of `layers` layers, evenly spread and in order."""
     return range(layer * depth // layers, (layer + 1) * depth // layers)
@@ -151,11 +142,11 @@ class ParallelStage(Stage):
 class ParallelLayer(nn.Module):
     """The blocks of each path in one layer, and their join."""
 
-    def __init__(self, config: ParallelStage.Config, paths: list[SizedPath], index: int, width: int, to: int | None):
+    def __init__(self, config: ParallelStage.Config, paths: list[Any], index: int, width: int, to: int | None):
         super().__init__()
         self.config = config
         counts = [len(blocks_in_layer(path.depth, config.layers, index)) for path in paths]
-        self.names = tuple(path.config.name for path in paths)
+        self.names = tuple(path.name for path in paths)
         self.widths = tuple(path.width for path in paths)
         join_kind = joins[config.join.kind]
         self.reads_own_slice = join_kind.keeps_paths_separate and width == sum(self.widths)
@@ -170,7 +161,7 @@ class ParallelLayer(nn.Module):
         else:
             self.paths = nn.ModuleDict()
             for path, count in zip(paths, counts, strict=True):
-                self.paths[path.config.name] = _blocks(path, count)
+                self.paths[path.name] = _blocks(path, count)
             self.enter = nn.ModuleDict(
                 {name: without_residual(nn.Linear(width, size, bias=False)) for name, size in sizes.items()}
             )
@@ -224,35 +215,29 @@ class ParallelLayer(nn.Module):
         return list(stream.expand(len(self.names), *stream.shape[1:]).unbind(0)), routings
 
 
-def _blocks(path: SizedPath, count: int, members: tuple[str, ...] = ()) -> nn.ModuleList:
+def _blocks(path: Any, count: int, members: tuple[str, ...] = ()) -> nn.ModuleList:
     """The blocks of a path, or of a stack of paths like it, in one layer."""
     stack = len(members) or None
     try:
-        return nn.ModuleList(Block(path.config, path.width, stack, members) for _ in range(count))
+        return nn.ModuleList(Block(path, path.width, stack, members) for _ in range(count))
     except BraidError as error:
-        raise BraidError(error.what, f"path '{path.config.name}'", error.todo) from error
+        raise BraidError(error.what, f"path '{path.name}'", error.todo) from error
 
 
-def _sized(config: ParallelStage.Config, width: int) -> list[SizedPath]:
+def _sized(config: ParallelStage.Config, width: int) -> list[Any]:
+    """The options of the paths, all with a width and a depth."""
     share = width
     if joins[config.join.kind].keeps_paths_separate:
         share, rest = divmod(width, len(config.paths))
         if rest and any(path.width is None for path in config.paths):
             raise BraidError(f"width {width} does not divide into {len(config.paths)} paths; give each a width")
-    return [SizedPath(path, path.width or share, path.depth or config.layers) for path in config.paths]
+    return [replace(path, width=path.width or share, depth=path.depth or config.layers) for path in config.paths]
 
 
-def of_one_shape(paths: list[SizedPath], with_experts: bool = False) -> bool:
+def of_one_shape(paths: list[Any], with_experts: bool = False) -> bool:
     """Whether paths differ in their names only, and can be stacked."""
     first = paths[0]
-    if not can_stack(first.config, with_experts):
-        return False
-    shape = replace(first.config, width=None, depth=None)
-    return all(
-        (path.width, path.depth) == (first.width, first.depth)
-        and replace(path.config, name=shape.name, width=None, depth=None) == shape
-        for path in paths
-    )
+    return can_stack(first, with_experts) and all(replace(path, name=first.name) == first for path in paths)
 
 
 def _inherited_paths(paths: Any, shared: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from ..routing.routing import Routing, Routings
 from ..span import Span
 from ..stages import BlockConfig
 from .joins import JoinConfig, JoinShape, SameWidthJoin, joins
-from .parallel import ParallelLayer, ParallelStage, SizedPath, of_one_shape
+from .parallel import ParallelLayer, ParallelStage, of_one_shape
 
 
 @joins.register("routed")
@@ -56,12 +56,14 @@ class Routed(SameWidthJoin):
 
     def run(self, layer: ParallelLayer, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         """Run the router first, then the chosen blocks only or all of them."""
+        routings: Routings
         routing = self.router(hidden)
         span = span_for_scope(routing, span, self.scope)
         if self._can_be_sparse(layer) and is_sparse(layer.compute, hidden) and not span.needs_weights:
-            return self.finish(self._sparse(layer, hidden, routing, span), hidden), (routing,)
-        outputs, routings = layer.outputs(hidden, span, routing.takers_NBT)
-        joined = self.weigh(outputs, routing)
+            joined, routings = self.to_width_out(self._sparse(layer, hidden, routing, span)), ()
+        else:
+            outputs, routings = layer.outputs(hidden, span, routing.takers_NBT)
+            joined = self.weigh(outputs, routing)
         return (hidden + joined if self.residual else joined), (*routings, routing)
 
     def _can_be_sparse(self, layer: ParallelLayer) -> bool:
@@ -87,13 +89,8 @@ class Routed(SameWidthJoin):
             set_active_share(block, share)
             set_active_attention_share(block.attention, share, self.scope)
 
-    def finish(self, joined: Tensor, stream: Tensor) -> Tensor:
-        """Project the weighted sum of the chosen paths to the output width and add the residual."""
-        joined = self.to_width_out(joined)
-        return stream + joined if self.residual else joined
-
     @staticmethod
-    def experts_for_paths(config: ParallelStage.Config, paths: list[SizedPath], width: int) -> BlockConfig:
+    def experts_for_paths(config: ParallelStage.Config, paths: list[Any], width: int) -> BlockConfig:
         """A block whose attention experts and feed-forward experts are those of the paths."""
         join, first = config.join.options, paths[0]
         if not of_one_shape(paths):
@@ -103,15 +100,15 @@ class Routed(SameWidthJoin):
             raise BraidError("paths chosen per sublayer read and write the stream as it is", todo=todo)
         if first.depth != config.layers:
             raise BraidError("paths chosen per sublayer have one block in each layer: leave out depth")
-        names = [path.config.name for path in paths]
+        names = [path.name for path in paths]
         router = RouterConfig(**{field.name: getattr(join, field.name) for field in fields(RouterConfig)})
-        attention = replace(first.config.attention.options, experts=AttentionExpertsConfig(names, router, join.scope))
-        feed = replace(first.config.feed.options, experts=FeedExpertsConfig(names, router))
+        attention = replace(first.attention.options, experts=AttentionExpertsConfig(names, router, join.scope))
+        feed = replace(first.feed.options, experts=FeedExpertsConfig(names, router))
         return BlockConfig(
-            norm=first.config.norm,
-            attention=Choice(first.config.attention.kind, attention),
-            feed=Choice(first.config.feed.kind, feed),
-            dropout=first.config.dropout,
+            norm=first.norm,
+            attention=Choice(first.attention.kind, attention),
+            feed=Choice(first.feed.kind, feed),
+            dropout=first.dropout,
         )
 
 
