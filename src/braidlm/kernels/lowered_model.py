@@ -127,7 +127,7 @@ class LoweredModel:
         layers.
         """
         body, dtype = self.body, self._dtype(ids.device)
-        body._check_length(ids.shape[1])
+        body.check_length(ids.shape[1])
         with torch.autocast(ids.device.type, enabled=False), use_side_stream(self.side):
             stream: Stream = body.drop(self._embed(ids, dtype, tied))
             # Autograd adds up the gradients of a shared weight at once, before the side stream is synchronized.

@@ -209,12 +209,8 @@ class BraidModel(BraidPreTrainedModel):
             last = None if self.head_slots else self.exit_layer
             add_cache_layers(cache, len(self.cache_shapes) if last is None else cache_slots(self.stages, last))
         past = cache.get_seq_length() if cache is not None else 0
-        limit = self.positions.limit
-        if masks is None and limit is not None and past + time > limit:  # a row with masks may hold several texts
-            raise BraidError(
-                f"{past + time} tokens are more than the model's {limit} learned positions",
-                todo="Shorten the text, or train with a longer `context` or with `positions: rope`.",
-            )
+        if masks is None:  # a row with masks of its own may hold several texts
+            self.check_length(past + time)
         padding = mask_if_padded(attention_mask)
         if padding is not None and padding.shape[-1] == time and past:
             padding = nn.functional.pad(padding, (past, 0), value=1)
@@ -235,6 +231,15 @@ class BraidModel(BraidPreTrainedModel):
         )
         span.eager = span.needs_weights or self.config._attn_implementation == "eager"
         return span
+
+    def check_length(self, length: int) -> None:
+        """Refuse texts of more tokens than there are positions."""
+        limit = self.positions.limit
+        if limit is not None and length > limit:
+            raise BraidError(
+                f"{length} tokens are more than the model's {limit} learned positions",
+                todo="Shorten the text, or train with a longer `context` or with `positions: rope`.",
+            )
 
 
 class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):

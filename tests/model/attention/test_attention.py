@@ -15,7 +15,7 @@ from braidlm.model.attention.attention import SoftmaxAttention
 from braidlm.model.attention.positions import RotaryPositions, position_kinds
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode
-from braidlm.model.span import Span, make_masks, positions_from_mask, rotations_for
+from braidlm.model.span import Span, make_masks, positions_from_mask
 from tests.tiny_models import random_ids, randomised, tiny_model
 
 WIDTH = 12
@@ -134,7 +134,7 @@ def test_a_model_rotates_queries_and_keys_and_not_values(pairs: str) -> None:
     hidden = torch.randn(1, 5, WIDTH, dtype=torch.float64)
     rope = position_kinds.build(Choice("rope", RotaryPositions.Config(theta=100.0, pairs=pairs)), WIDTH, 8)
     positions = torch.arange(5)[None]
-    rotations = rotations_for([4], rope, positions, torch.float64)
+    rotations = {4: rope.rotation(4, positions, torch.float64)}
     got, _ = part(hidden, Span(positions, {None: None}, causal=True, rotations=rotations))
     qkv = (hidden[0] @ part.qkv.weight.T).view(5, 8, 4).detach()
     rotated = qkv.clone()
