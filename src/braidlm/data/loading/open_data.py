@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.loading.validation import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.prepare import prepare
-from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE, beginning
-from braidlm.data.sources.plan import ReadOptions, ShardPlan, no_documents, plan_shards
+from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE, at_least_one, beginning
+from braidlm.data.sources.plan import ShardPlan, plan_shards
 from braidlm.data.tokenizing.build import load_tokenizer, train_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens, differences
 from braidlm.model.config.strict import encode
@@ -46,18 +47,14 @@ def open_data(config: DataConfig, half: Half | None = None) -> OpenData:
     for name, data_set in config.sets.items():
         if data_set.source is not None:
             packed[name] = _prepare(name, data_set.source, data_set, tokenizer, config)
-    train = [TokenStream(packed[name], _training_share(data_set), name) for name, data_set in config.sets.items()]
-    validation = [
-        _validation(name, data_set, packed[name], tokenizer, config, half) for name, data_set in config.sets.items()
-    ]
-    streams = [stream if half is None else _half(stream, half) for stream in validation if stream is not None]
-    return OpenData(train, streams, tokenizer)
-
-
-def _training_share(data_set: DataSetConfig) -> Subset:
-    """The set's share of what is not held out."""
-    kept = 1.0 if data_set.validation is not None else 1.0 - data_set.holdout
-    return Subset(data_set.subset.start * kept, data_set.subset.stop * kept, data_set.subset.seed)
+    opened = OpenData([], [], tokenizer)
+    for name, data_set in config.sets.items():
+        kept = 1.0 if data_set.validation is not None else 1.0 - data_set.holdout
+        share = Subset(data_set.subset.start * kept, data_set.subset.stop * kept, data_set.subset.seed)
+        opened.train.append(TokenStream(packed[name], share, name))
+        if (stream := _validation(name, data_set, packed[name], tokenizer, config, half)) is not None:
+            opened.validation.append(stream if half is None else _half(stream, half))
+    return opened
 
 
 def _half(stream: TokenStream, half: Half) -> TokenStream:
@@ -162,19 +159,11 @@ def _train_tokenizer(config: DataConfig, plans: dict[str, ShardPlan]) -> BraidTo
 
     def sample(characters: int) -> Iterator[str]:
         for name, plan in plans.items():
-            yield from _sample(name, plan, config.sets[name].read_options(), characters // len(plans))
+            options, each = config.sets[name].read_options(), characters // len(plans) // len(plan.shards)
+            texts = chain.from_iterable(beginning(shard, options, each) for shard in plan.shards)
+            yield from at_least_one(texts, f"data.sets.{name}.source")
 
     return train_tokenizer(sample, SAMPLE_CHARACTERS, size, special, spec.begin, spec.space_before)
-
-
-def _sample(name: str, plan: ShardPlan, options: ReadOptions, characters: int) -> Iterator[str]:
-    seen = False
-    for shard in plan.shards:
-        for text in beginning(shard, options, characters // len(plan.shards)):
-            seen = True
-            yield text
-    if not seen:
-        raise no_documents(f"data.sets.{name}.source")
 
 
 def _source_list(data_set: DataSetConfig) -> list[str]:

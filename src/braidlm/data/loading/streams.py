@@ -85,9 +85,8 @@ class TokenStream:
         self.name = name or data.manifest.name
         self.subset = subset or Subset()
         manifest = data.manifest
-        self._chosen = chosen
-        if chosen is None and not self.subset.is_whole:
-            self._chosen = self.subset.choose(manifest.documents)
+        is_part = chosen is None and not self.subset.is_whole
+        self._chosen = self.subset.choose(manifest.documents) if is_part else chosen
         self.parts: list[TokenStream] = [self]
         """What epochs are cut from; several where documents have an order."""
         self.pacing = Pacing()
@@ -217,9 +216,8 @@ def whole_documents(bounds: np.ndarray, max_tokens: int | None) -> int:
 def _runs(document_starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """File start and length of each run of adjacent chosen documents."""
     starts, stops = document_starts[chosen], document_starts[chosen + 1]
-    begins_run = np.concatenate([np.ones(1, bool), starts[1:] != stops[:-1]])
-    first = np.flatnonzero(begins_run)
-    last = np.concatenate([first[1:], [len(chosen)]]) - 1
+    first = np.flatnonzero(np.concatenate([[True], starts[1:] != stops[:-1]]))
+    last = np.append(first[1:], len(chosen)) - 1
     lengths = stops[last] - starts[first]
     nonempty = lengths > 0
     if not nonempty.any():

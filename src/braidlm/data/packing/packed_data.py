@@ -82,13 +82,16 @@ class PackedData:
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
         facts = self.manifest
-        self._check_size("tokens.bin", facts.tokens * np.dtype(facts.dtype).itemsize)
-        self._check_size("words.bin", facts.tokens)
-        self._check_size("documents.bin", 8 * (facts.documents + 1))
-        self._check_size("lengths.bin", 8 * facts.documents)
+        token_bytes = np.dtype(facts.dtype).itemsize
+        sizes = {"tokens.bin": token_bytes * facts.tokens, "words.bin": facts.tokens}
+        sizes |= {"documents.bin": 8 * (facts.documents + 1), "lengths.bin": 8 * facts.documents}
         if facts.targets is not None:
-            self._check_size("targets.bin", facts.tokens)
-            self._check_size("target_bytes.bin", 4 * facts.documents)
+            sizes |= {"targets.bin": facts.tokens, "target_bytes.bin": 4 * facts.documents}
+        for name, expected in sizes.items():
+            with explained_system_errors(self.folder / name):
+                size = (self.folder / name).stat().st_size
+            if size != expected:
+                raise self._damaged(f"{name} has {size} bytes where data.json promises {expected}")
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -159,12 +162,6 @@ class PackedData:
             if path.stat().st_size == 0:
                 return np.zeros(0, dtype)
             return np.memmap(path, dtype=dtype, mode="r")
-
-    def _check_size(self, name: str, expected: int) -> None:
-        with explained_system_errors(self.folder / name):
-            size = (self.folder / name).stat().st_size
-        if size != expected:
-            raise self._damaged(f"{name} has {size} bytes where data.json promises {expected}")
 
     def _damaged(self, what: str) -> BraidError:
         return BraidError(what, str(self.folder), "The folder is damaged: run `braid prepare` again.")

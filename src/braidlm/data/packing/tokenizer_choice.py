@@ -92,7 +92,7 @@ def make_tokenizer(
         started, total = time.monotonic(), round(min(choice.sample_bytes, plan.size) / MEGABYTE, 1)
         with progress("reading for the tokenizer", total, "MB") as advance:
             tokenizer = train_tokenizer(
-                lambda characters: _counted(_sample(plan, options, limit, characters), advance),
+                lambda characters: at_least_one(_sample(plan, options, limit, characters), advance=advance),
                 choice.sample_bytes,
                 choice.vocab_size,
                 choice.special,
@@ -146,21 +146,22 @@ def _limited_sample(plan: ShardPlan, options: ReadOptions, limit: Limit, charact
                 return
 
 
-def _counted(texts: Iterator[str], advance: Any) -> Iterator[str]:
-    done, seen = 0, False
+def at_least_one(texts: Iterator[str], where: str | None = None, advance: Any = None) -> Iterator[str]:
+    """The texts, or an error if there is none; `advance` shows how much of them was read."""
+    done = None
     for text in texts:
-        seen, done = True, done + len(text)
-        advance(round(done / MEGABYTE, 1), "")
+        done = (done or 0) + len(text)
+        if advance is not None:
+            advance(round(done / MEGABYTE, 1), "")
         yield text
-    if not seen:
-        raise no_documents()
+    if done is None:
+        raise no_documents(where)
 
 
 def documents_with_words(shard: Shard, options: ReadOptions) -> Iterator[Iterator[str]]:
     """The texts of each document's pieces, without documents that are blank."""
     for document in by_document(shard.format.pieces(shard, options)):
-        texts = from_first_word(document.texts, shard.place)
-        if texts is not None:
+        if (texts := from_first_word(document.texts, shard.place)) is not None:
             yield texts
 
 

@@ -175,14 +175,8 @@ class BraidTokenizer:
         added = sorted(facts["added_tokens"], key=lambda token: token["id"])
         if facts["normalizer"] is None:
             added = [{**token, "normalized": None} for token in added]
-        return _without_defaults(
-            {
-                "model": model,
-                "normalizer": facts["normalizer"],
-                "pre_tokenizer": facts["pre_tokenizer"],
-                "added_tokens": added,
-            }
-        )
+        kept = {key: facts[key] for key in ("model", "normalizer", "pre_tokenizer")}
+        return _without_defaults(kept | {"added_tokens": added})
 
     @cached_property
     def fingerprint(self) -> str:
@@ -266,15 +260,13 @@ def _without_defaults(value: Any) -> Any:
     """Drop unset values, because other versions of the library write other defaults."""
     if isinstance(value, dict):
         kept = {key: _without_defaults(item) for key, item in value.items()}
-        return {key: item for key, item in kept.items() if not _is_unset(item)}
+        # False by identity: an id of 0 is set, and equal to it.
+        return {
+            key: item for key, item in kept.items() if item is not None and item is not False and item not in ("", [])
+        }
     if isinstance(value, list):
         return [_without_defaults(item) for item in value] if value and not isinstance(value[0], str) else value
     return value
-
-
-def _is_unset(value: Any) -> bool:
-    # By identity: an id of 0 is set, and equal to False.
-    return value is None or value is False or value == "" or value == []
 
 
 def _has_type(part: Any, kind: str) -> bool:
