@@ -6,6 +6,7 @@ token that really follows. An epoch depends only on the seed, the data set's nam
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import count as count_from
 from math import gcd
 from typing import Any
 
@@ -222,16 +223,10 @@ def _words_of(stream: TokenStream, starts: np.ndarray, length: int) -> Iterator[
 def _offset(stream: TokenStream, epoch: int, seed: int) -> int:
     """Where the first chunk of an epoch begins."""
     size = len(stream)
-    # A step that is coprime to the size visits every offset before it repeats one.
-    return (random_integer(size, "offset", seed, stream.name) + epoch * _coprime_step(size)) % size
-
-
-def _coprime_step(size: int) -> int:
-    """A step near the golden section of `size`, so that the offsets of successive epochs are far apart."""
-    step = max(round(size * 0.618), 1)
-    while gcd(step, size) != 1:
-        step += 1
-    return step
+    # By a step near the golden section, the offsets of successive epochs are far apart; one that is coprime to the size
+    # visits every offset before it repeats one.
+    step = next(step for step in count_from(max(round(size * 0.618), 1)) if gcd(step, size) == 1)
+    return (random_integer(size, "offset", seed, stream.name) + epoch * step) % size
 
 
 def document_rows(bounds: np.ndarray, length: int) -> np.ndarray:

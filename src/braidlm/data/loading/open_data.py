@@ -131,14 +131,16 @@ def _prepare(
     options = replace(data_set.read_options(), section_bytes=section_bytes)
     key = json_sha256({"source": source, "reading": options.facts(), "tokenizer": _tokenizer_key(tokenizer)})
     folder = Path(config.cache) / f"{name}-{key[:12]}"
-    tokenizer_folder = _save_tokenizer(tokenizer, config)
+    tokenizer_folder = Path(config.cache) / f"tokenizer-{_tokenizer_key(tokenizer, 12)}"
+    if not _is_saved(tokenizer_folder):
+        tokenizer.save(tokenizer_folder)  # from which the packing workers load it
     return prepare(source, folder, name=name, tokenizer=tokenizer_folder, replace=True, wait=True, **asdict(options))
 
 
 def _trained_tokenizer(config: DataConfig) -> BraidTokenizer:
     """A BPE of all sets that are prepared here: the one that an earlier run trained, or trained now."""
     spec = config.tokenizer
-    plans = {name: plan_shards(_source_list(s), s.read_options()) for name, s in config.sets.items()}
+    plans = {name: plan_shards(s.source or [], s.read_options()) for name, s in config.sets.items()}
     # The state of the files is in the key, because changed files need a new tokenizer.
     texts = {n: {"files": p.fingerprints, "reading": config.sets[n].read_options().facts()} for n, p in plans.items()}
     key = json_sha256({"tokenizer": encode(spec), "texts": texts})
@@ -166,20 +168,8 @@ def _train_tokenizer(config: DataConfig, plans: dict[str, ShardPlan]) -> BraidTo
     return train_tokenizer(sample, SAMPLE_CHARACTERS, size, special, spec.begin, spec.space_before)
 
 
-def _source_list(data_set: DataSetConfig) -> list[str]:
-    return [data_set.source] if isinstance(data_set.source, str) else list(data_set.source or [])
-
-
 def _tokenizer_key(tokenizer: BraidTokenizer, digits: int | None = None) -> str:
     return f"{'begin-' if tokenizer.beginning else ''}{tokenizer.fingerprint[:digits]}"
-
-
-def _save_tokenizer(tokenizer: BraidTokenizer, config: DataConfig) -> Path:
-    """The folder of the tokenizer, from which the packing workers load it."""
-    folder = Path(config.cache) / f"tokenizer-{_tokenizer_key(tokenizer, 12)}"
-    if not _is_saved(folder):
-        tokenizer.save(folder)
-    return folder
 
 
 def _is_saved(tokenizer_folder: Path) -> bool:

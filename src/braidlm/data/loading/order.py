@@ -216,13 +216,10 @@ class ByField(Order):
 
 
 def _number(text: str, name: str, source: str, before: int) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = np.nan
-    if not np.isfinite(number):
-        raise BraidError(f"the field '{name}' is not a number but '{text[:40]}'", f"{source}, document {before + 1}")
-    return number
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    raise BraidError(f"the field '{name}' is not a number but '{text[:40]}'", f"{source}, document {before + 1}")
 
 
 def _blocks(data: PackedData) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

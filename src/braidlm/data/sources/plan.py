@@ -40,8 +40,11 @@ class ShardPlan:
         return sum(shard.size for shard in self.shards)
 
 
-def plan_shards(sources: Sequence[str | Path], options: ReadOptions, shard_bytes: int | None = None) -> ShardPlan:
+def plan_shards(
+    sources: str | Path | Sequence[str | Path], options: ReadOptions, shard_bytes: int | None = None
+) -> ShardPlan:
     """Divide sources into shards; the same whatever the number of workers."""
+    sources = [sources] if isinstance(sources, str | Path) else sources
     skipped: list[str] = []
     expanded = [pair for source in sources for pair in _expand(str(source), skipped)]
     if not expanded:
