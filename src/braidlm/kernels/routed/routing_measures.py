@@ -3,7 +3,7 @@
 Most are functions of means over the real tokens; the reference of each is in `model.routing.losses`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -166,9 +166,8 @@ def routing_loss_on_side(routings: Routings, real_BT: Tensor, count: Tensor | fl
 
 def _with_parts(routings: Routings, parts: list[Tensor]) -> Routings:
     """The routings with other tensors."""
-    remaining = iter(parts)
-    replaced = []
-    for routing in routings:
-        leaves: dict[str, Any] = {name: next(remaining) for name in READ if getattr(routing, name) is not None}
-        replaced.append(replace(routing, **leaves))
-    return tuple(replaced)
+    remaining: Iterator[Any] = iter(parts)
+    return tuple(
+        replace(routing, **{name: next(remaining) for name in READ if getattr(routing, name) is not None})
+        for routing in routings
+    )

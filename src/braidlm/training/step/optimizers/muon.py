@@ -49,19 +49,14 @@ class Muon(Optimizer):
             scale = 1.0 if config.adamw_lr is None else config.adamw_lr / config.lr
             parts.append(make_adamw(model, config, capturable, chosen, scale))
         if chosen:
-            parts.append(make_muon(model, config, capturable, chosen))
+            on_gpu = next(iter(chosen)).is_cuda
+            muon = BatchedMuon(
+                make_groups(model, config, chosen, config.lr, capturable),
+                momentum=config.momentum,
+                nesterov=config.nesterov,
+                ns_steps=config.ns_steps,
+                adjust_lr_fn=config.adjust_lr_fn,
+                dtype=torch.bfloat16 if on_gpu else torch.float32,  # few CPUs multiply in bf16 at all
+            )
+            parts.append(muon)
         return parts
-
-
-def make_muon(model: nn.Module, config: MuonConfig, capturable: bool, chosen: set[Tensor]) -> BatchedMuon:
-    """Muon for the `chosen` parameters, with products in bf16 on a GPU, as torch's, and in float32 elsewhere."""
-    device = next(iter(chosen)).device
-    return BatchedMuon(
-        make_groups(model, config, chosen, config.lr, capturable),
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        ns_steps=config.ns_steps,
-        adjust_lr_fn=config.adjust_lr_fn,
-        # Few CPUs multiply in bf16 at all.
-        dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
-    )
