@@ -15,7 +15,7 @@ import torch
 from measure import record
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
-from braidlm.core.decoding.speculative import SpeculativeDecoder, decode_speculatively
+from braidlm.core.decoding.early_exits import SpeculativeDecoder, decode_speculatively
 from braidlm.core.devices import choose_device
 from braidlm.data.corpora.builtin import documents
 from braidlm.opening.open import open_model

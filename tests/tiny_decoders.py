@@ -18,8 +18,8 @@ from transformers import (
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.opening.adapter import save_adapter, weights_sha256
 from braidlm.opening.decoder import decoder_by_name
+from braidlm.opening.gated_folders import save_adapter, weights_sha256
 from braidlm.opening.gating import attach
 
 SIZES: dict[str, Any] = {

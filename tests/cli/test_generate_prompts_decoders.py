@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.edit import edit
-from braidlm.opening.adapter import write_adapter_files
 from braidlm.opening.decoder import decoder_by_name
+from braidlm.opening.gated_folders import write_adapter_files
 from braidlm.opening.gating import gates_of
 from braidlm.serving.generate import generate, prompt_study
 from tests.tiny_models import randomised

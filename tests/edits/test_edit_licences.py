@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from braidlm.core.models.licence import licence_of_folder
+from braidlm.core.models.card import licence_of_folder
 from braidlm.edits.compose import compose
 from braidlm.opening.convert import convert
 from braidlm.opening.open import open_model

@@ -13,9 +13,8 @@ from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.edit import edit
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.opening.adapter import read_adapter, save_adapter, weights_sha256
 from braidlm.opening.decoder import decoder_by_name
-from braidlm.opening.full_folder import write_decoder
+from braidlm.opening.gated_folders import read_adapter, save_adapter, weights_sha256, write_decoder
 from braidlm.opening.gating import attach, gates_of, without
 from tests.edits.small_models import text_file
 from tests.tiny_models import random_ids, randomised

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
+from braidlm.core import devices
 from braidlm.core.errors import BraidError
-from braidlm.core.models import memory
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
 from braidlm.opening.decoder import decoder_by_name
@@ -216,13 +216,13 @@ def test_memory_is_planned_before_anything_is_loaded(
         recipe = decode_recipe(decoder_recipe(stories, tmp_path / "run", folder, training=training)).recipe
         return plan_decoder_run(recipe, torch.device("cpu"))
 
-    monkeypatch.setattr(memory, "free_memory", lambda _: 10**12)
+    monkeypatch.setattr(devices, "free_memory", lambda _: 10**12)
     size = sum(p.numel() for p in decoder_by_name(decoders("llama")).load().parameters())
     assert plan(decoders("llama")).startswith(f"Training {size:,} parameters; 0 are frozen.")
     assert plan(gates("llama", "matrix"), train="gates").startswith(f"Training 512 parameters; {size:,} are frozen.")
     adapters = plan(gates("llama", "matrix"), lora={"rank": 2, "targets": ["q_proj"]})
     assert adapters.startswith(f"Training {512 + 3 * 2 * 32:,} parameters; {size:,} are frozen.")
-    monkeypatch.setattr(memory, "free_memory", lambda _: 10 * size)
+    monkeypatch.setattr(devices, "free_memory", lambda _: 10 * size)
     with pytest.raises(BraidError, match="weights, gradients and AdamW's two moments need"):
         plan(decoders("llama"))
     plan(decoders("llama"), precision="pure_bf16")

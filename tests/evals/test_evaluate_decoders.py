@@ -19,7 +19,7 @@ from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.opening.decoder import decoder_by_name
-from braidlm.opening.full_folder import write_decoder
+from braidlm.opening.gated_folders import write_decoder
 from braidlm.opening.gating import attach
 from tests.tiny_decoders import CONFIGS, save_decoder, save_gates
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import braidlm
-from braidlm.core.decoding.exits import leave_after
+from braidlm.core.decoding.early_exits import leave_after
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer

@@ -13,7 +13,7 @@ import braidlm
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.opening.adapter import save_adapter, weights_sha256
+from braidlm.opening.gated_folders import save_adapter, weights_sha256
 from braidlm.opening.gating import attach, gates_of
 from tests.inspection.path_models import saved
 from tests.tiny_models import randomised, tiny_model

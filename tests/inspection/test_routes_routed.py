@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from braidlm.core.decoding.prompts import Prompt
-from braidlm.inspection.charts import load_chart
 from braidlm.inspection.collect import NO_CHOICE, collect_choices
 from braidlm.inspection.layers import Layer, find_layers
-from braidlm.inspection.results import degenerate
+from braidlm.inspection.results import degenerate, load_chart
 from braidlm.inspection.routes import routes
 from braidlm.inspection.texts import Text
 from braidlm.model.paths.switches import use_paths

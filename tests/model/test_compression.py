@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from braidlm.core.devices import weights_bytes
 from braidlm.core.models.accounting import model_cost, skeleton
-from braidlm.core.models.memory import weights_bytes
 from braidlm.model.compression import FactorisedLinear, QuantisedLinear, QuantisedMatrix
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.errors import BraidError

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTr
 from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatedLayer, GatesConfig
-from braidlm.opening.gating import attach, detach, gates_of, without
-from braidlm.opening.structure import find_parts
+from braidlm.opening.gating import attach, detach, find_parts, gates_of, without
 from tests.opening.random_decoders import (
     CONFIGS,
     DEPTH,

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.opening.full_folder import register_gated, write_decoder
+from braidlm.opening.gated_folders import register_gated, write_decoder
 from braidlm.opening.gating import attach, detach, gates_of
 from tests.opening.random_decoders import open_gates, tiny_decoder, token_ids
 
@@ -53,7 +53,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
 from tests.opening.random_decoders import tiny_decoder, token_ids
 from braidlm.opening.gating import attach, gates_of
-from braidlm.opening.structure import find_parts
+from braidlm.opening.gating import find_parts
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 

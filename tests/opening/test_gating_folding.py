@@ -8,8 +8,7 @@ from torch import nn
 
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig, make_gate
-from braidlm.opening.gating import attach, fold, folding_refusals, gates_of, is_zero
-from braidlm.opening.structure import find_parts
+from braidlm.opening.gating import attach, find_parts, fold, folding_refusals, gates_of, is_zero
 from tests.opening.random_decoders import open_gates, tiny_decoder, token_ids
 
 KINDS: list[Any] = ["vector", "scalar", "matrix", {"kind": "matrix", "rank": 3}, {"kind": "matrix", "bias": True}]

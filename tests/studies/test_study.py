@@ -11,8 +11,8 @@ import yaml
 
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
+from braidlm.core.models.card import licence_of_folder
 from braidlm.core.models.folders import load_lineage, load_model, save_model
-from braidlm.core.models.licence import licence_of_folder
 from braidlm.data.loading.open_data import open_data
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.braid_config import BraidConfig

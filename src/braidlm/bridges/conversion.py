@@ -18,6 +18,7 @@ from braidlm.core.differences import bullet_list, compare_shapes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.card import licence_record
 from braidlm.core.models.folders import (
     WEIGHTS,
     check_weights,
@@ -28,7 +29,6 @@ from braidlm.core.models.folders import (
     save_model,
     versions,
 )
-from braidlm.core.models.licence import licence_record
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 

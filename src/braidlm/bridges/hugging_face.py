@@ -16,8 +16,7 @@ from braidlm.bridges.rope import older_rope_settings
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
-from braidlm.core.models.card import exported_card
-from braidlm.core.models.licence import CARD
+from braidlm.core.models.card import CARD, exported_card
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.config.braid_config import BraidConfig

@@ -51,7 +51,7 @@ def _gather(args: argparse.Namespace, folders: list[str]) -> None:
 
 
 def _compare(args: argparse.Namespace, recipes: list[str], overrides: list[str]) -> None:
-    from braidlm.core.report.text import show_report
+    from braidlm.core.report.rendering import show_report
     from braidlm.studies.compare import PAGE, compare, comparison_table
 
     comparison = compare(recipes, overrides, out=args.out, device=args.device, fresh=args.fresh)

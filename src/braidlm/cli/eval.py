@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate, then show the results as a table or as JSON."""
-    from braidlm.core.report.text import show_report
+    from braidlm.core.report.rendering import show_report
     from braidlm.evals.babylm.predictions import write_babylm_results
     from braidlm.evals.evaluate import evaluate
     from braidlm.evals.evaluated_model import Settings

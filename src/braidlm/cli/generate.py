@@ -91,8 +91,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _generate(args: argparse.Namespace) -> None:
     """Print texts: the first as it is generated, the others when it is complete."""
+    from braidlm.core.report.rendering import show_report
     from braidlm.core.report.report import Table
-    from braidlm.core.report.text import show_report
     from braidlm.serving.generate import generate
 
     prompts = [_standard_input() if prompt == STANDARD_INPUT else prompt for prompt in args.prompt]
@@ -149,7 +149,7 @@ def _standard_input() -> str:
 
 def _study(args: argparse.Namespace) -> None:
     """Print a block per prompt, with every model in it."""
-    from braidlm.core.report.text import show_report
+    from braidlm.core.report.rendering import show_report
     from braidlm.serving.generate import prompt_study
     from braidlm.serving.prompt_study import study_report
 

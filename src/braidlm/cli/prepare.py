@@ -99,8 +99,8 @@ def _facts(data: "PackedData") -> dict[str, Any]:
 
 
 def _show(data: "PackedData") -> None:
+    from braidlm.core.report.rendering import show_report
     from braidlm.core.report.report import Table
-    from braidlm.core.report.text import show_report
 
     facts = data.manifest
     rows = [

@@ -8,8 +8,8 @@ from typing import Any
 
 from braidlm.cli.settings import names_and_overrides, number
 from braidlm.core.console import count, duration, show_json
+from braidlm.core.report.rendering import show_report
 from braidlm.core.report.report import Report, Table, cell_text
-from braidlm.core.report.text import show_report
 from braidlm.model.config.ranges import Length
 
 HELP = "look at a recipe, a model, a run, a study or packed data, or compare several: cost, stages, lineage, problems"

@@ -1,9 +1,16 @@
-"""The device a model runs on."""
+"""Devices, and whether a model fits into their memory, known before any of it is allocated."""
 
+import contextlib
+import ctypes
+import gc
 import os
 import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
 
 import torch
+from torch import nn
 
 from braidlm.core.errors import BraidError
 
@@ -29,3 +36,161 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+"""What Linux takes for: the peak is what is in memory now."""
+SMALLER = "Make the model smaller, or use a machine with more memory."
+
+
+def training_plan(model: nn.Module, device: torch.device) -> str:
+    """What training a model (a skeleton will do) needs, in words; activations come on top."""
+    state, free = training_state_bytes(model), free_memory(device)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    return (
+        f"Training {trained:,} parameters; {frozen:,} are frozen. Memory before activations: weights "
+        f"{_size(weights_bytes(model))}, gradients {_size(state // 3)}, AdamW's two moments {_size(state * 2 // 3)}"
+        + ("." if free is None else f"; {_size(free)} are free.")
+    )
+
+
+def check_training_fits(model: nn.Module, device: torch.device) -> None:
+    """Refuse to train a model (a skeleton will do) whose weights, gradients and optimizer state do not fit.
+
+    Activations come on top, so that a model that fits here may still run out of memory.
+    """
+    weights = weights_bytes(model)
+    needed = weights + training_state_bytes(model)
+    check_memory(needed, device, "weights, gradients and AdamW's two moments need")
+    check_weights_fit(weights, device)
+
+
+def check_weights_fit(weights: int, device: torch.device | str = "cpu") -> None:
+    """Refuse weights of so many bytes if they do not fit; they are made on the CPU and then moved to the device."""
+    for place in (torch.device("cpu"), torch.device(device)):
+        check_memory(weights, place, "the model's weights need")
+
+
+def check_memory(needed: int, device: torch.device, what: str, todo: str = SMALLER) -> None:
+    """Refuse what needs more bytes than the device has free; `what` is the beginning of a sentence, `... need`."""
+    free = free_memory(device)
+    if free is not None and needed > free:
+        place = "this machine" if device.type == "cpu" else str(device)
+        raise BraidError(f"{what} {_size(needed)} of memory, and {place} has {_size(free)} free", todo=todo)
+
+
+@contextlib.contextmanager
+def explained_out_of_memory(what: str, todo: str) -> Iterator[None]:
+    """Let running out of memory be an error that says what to do: activations are not known before they are there."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise BraidError(f"the memory is not enough {what}", todo=todo) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # torch has no class for it on a CPU
+            raise
+        raise BraidError(f"the memory is not enough {what}", todo=todo) from error
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """The bytes of a model's parameters and buffers, a shared one counted once."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def training_state_bytes(model: nn.Module) -> int:
+    """The bytes of gradients and AdamW's two moments of the parameters that are trained."""
+    return sum(3 * p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """The bytes that can still be allocated, within the limits of a container; None where it is not known."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    if device.type != "cpu":
+        return None
+    known = [free for free in (_machine_free(), *map(_group_free, _memory_groups())) if free is not None]
+    return min(known, default=None)
+
+
+def _machine_free() -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError):  # not Linux: the whole memory is the best guess
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError, AttributeError):
+            return None
+
+
+def _memory_groups() -> list[Path]:
+    """The control groups that may limit this process: its own and those around it, or the container's root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    folder = CGROUPS / own
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(CGROUPS)), CGROUPS / "memory"]
+
+
+def _group_free(group: Path) -> int | None:
+    """What a control group (version 2 or 1) leaves; files in its cache give way when memory is needed."""
+    for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        try:
+            total, current = int((group / limit).read_text()), int((group / used).read_text())
+            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no such group, or `max` for no limit
+            continue
+        return max(0, total - current + sum(int(counts.get(key, 0)) for key in ("active_file", "inactive_file")))
+    return None
+
+
+def _size(amount: int) -> str:
+    if amount < 1e8:
+        return f"{amount / 1e6:.3g} MB"
+    return f"{amount / 1e9:,.0f} GB" if amount >= 1e11 else f"{amount / 1e9:.3g} GB"
+
+
+class PeakMemory:
+    """How many bytes more were in memory, at most, than before the block."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.bytes: int | None = None
+        """None where the system does not tell."""
+        self._before: int | None = None
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+        else:
+            with contextlib.suppress(OSError, AttributeError):
+                # What the work before left in the allocator would hide what this one takes.
+                ctypes.CDLL(None).malloc_trim(0)
+            with contextlib.suppress(OSError):
+                CLEAR.write_text(RESET_PEAK)
+                self._before = _status_bytes("VmRSS")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._before is not None:
+            cuda = self.device.type == "cuda"
+            peak = torch.cuda.max_memory_allocated(self.device) if cuda else _status_bytes("VmHWM")
+            self.bytes = None if peak is None else max(0, peak - self._before)
+
+
+def _status_bytes(key: str) -> int | None:
+    """A size of this process in bytes."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = STATUS.read_text().splitlines()
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
+    return None

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from braidlm.core import console
+from braidlm.core.devices import check_weights_fit, weights_bytes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import check_new_folder
 from braidlm.core.models.folders import fill, save_model
-from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.edits.account import SOURCE, Account, account_table, targets

@@ -15,22 +15,21 @@ import torch
 from transformers import PreTrainedModel
 
 from braidlm.core import console
+from braidlm.core.devices import check_weights_fit, weights_bytes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, sha256_of, write_text
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.card import USE, exported_card
 from braidlm.core.models.folders import write_lineage
-from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.core.reading import given_path
 from braidlm.edits.account import SOURCE, Account, Fresh, account_table, moved, targets
 from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, probe_ids, show_plan
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.gates import GatesConfig, gate_kinds
-from braidlm.opening.adapter import weights_sha256, write_adapter_files
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.full_folder import write_decoder
+from braidlm.opening.gated_folders import weights_sha256, write_adapter_files, write_decoder
 from braidlm.opening.gating import attach, gates_of
 from braidlm.opening.opened_model import OpenedModel
 

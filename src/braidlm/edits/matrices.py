@@ -13,8 +13,8 @@ from transformers import DynamicCache
 
 from braidlm.bridges.model_info import BODY
 from braidlm.core import console
+from braidlm.core.devices import weights_bytes
 from braidlm.core.errors import BraidError
-from braidlm.core.models.memory import weights_bytes
 from braidlm.edits.account import columns
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import HeldOutText, read_text

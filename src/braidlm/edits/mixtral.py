@@ -20,13 +20,12 @@ from braidlm.bridges.checkpoint import INDEX_FILE, Checkpoint
 from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.rope import older_rope_settings
 from braidlm.core import console
+from braidlm.core.devices import free_memory
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
-from braidlm.core.models.card import exported_card
+from braidlm.core.models.card import CARD, exported_card, licence_record
 from braidlm.core.models.folders import GENERATION, errors_of_transformers, load_lineage, versions
-from braidlm.core.models.licence import CARD, licence_record
-from braidlm.core.models.memory import free_memory
 from braidlm.edits.account import SOURCE, Account, Fresh, account_table, from_source
 from braidlm.edits.edit import UNCHANGED, check_promise, probe_ids
 from braidlm.opening.opened_model import OpenedModel

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from braidlm.core.devices import weights_bytes
 from braidlm.core.errors import BraidError
-from braidlm.core.models.memory import weights_bytes
 from braidlm.edits.account import Derived, Transform, from_source, planned, staying
 from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.matrices import (

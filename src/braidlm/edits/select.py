@@ -12,8 +12,7 @@ from braidlm.core import console
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import LORA_CONFIG
-from braidlm.core.report.charts import Lines
-from braidlm.core.report.report import Report, Table
+from braidlm.core.report.report import Lines, Report, Table
 from braidlm.core.report.write import check_out, write
 from braidlm.edits.account import columns, planned
 from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, show_plan
@@ -22,14 +21,13 @@ from braidlm.edits.matrices import bits_per_byte
 from braidlm.edits.modules import calibration_texts
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.formats.held_out_text import read_text
-from braidlm.inspection.gate_lens import LayerLens, gate_lens
-from braidlm.inspection.gates import context_limit
+from braidlm.inspection.gates import LayerLens, context_limit, gate_lens
 from braidlm.model.config.ranges import Count, LayersOrZero, Rate
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.opening.adapter import read_adapter
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.gated_folders import read_adapter
 from braidlm.opening.gating import detach, gates_of, without
 from braidlm.opening.opened_model import OpenedModel
 

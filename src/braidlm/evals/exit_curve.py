@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from braidlm.core.decoding.exits import leave_after
+from braidlm.core.decoding.early_exits import leave_after
 from braidlm.core.errors import BraidError
 from braidlm.core.report.report import Report
 from braidlm.core.report.write import check_drawing, write

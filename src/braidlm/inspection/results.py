@@ -1,13 +1,12 @@
-"""The results of `braid routes` as plain data, for reports and programs."""
+"""The results of `braid routes` as plain data, for reports and programs, with their charts and the section on gates."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from braidlm.core.report.html import notebook
-from braidlm.core.report.report import Table
+from braidlm.core.report.rendering import notebook
+from braidlm.core.report.report import Bars, HeatMap, HeatMaps, Lines, Report, StackedShares, Table
 from braidlm.inspection.gates import ModelGates
-from braidlm.inspection.gates_report import gate_table
 from braidlm.inspection.layers import Layer
 from braidlm.inspection.measures import LayerTally, Tally
 
@@ -245,3 +244,129 @@ def _quoted(names: Sequence[str]) -> str:
     """'a', 'b' and 'c'."""
     *first, last = [f"'{name}'" for name in names]
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def load_chart(result: RoutingReport) -> HeatMaps:
+    """For each model and each kind of layer, the load of every choice in every layer, domains side by side."""
+    lines: list[list[HeatMap]] = []
+    for model in result.models:
+        kinds: dict[tuple[str, int], list[tuple[Layer, LayerTally]]] = {}
+        for layer, one in model.read():
+            kinds.setdefault((layer.part, len(layer.choices)), []).append((layer, one))
+        for (part, size), layers in kinds.items():
+            title = ", ".join(filter(None, (model.name if len(result.models) > 1 else "", part)))
+            names = [name.removeprefix("expert_") for name in layers[0][0].choices]
+            labels = [layer.label.split()[1] for layer, _ in layers]
+            lines.append([])
+            for domain in dict.fromkeys(domain for _, one in layers for domain in one.load_by_domain):
+                loads = [[share * size for share in one.load_by_domain[domain].values()] for _, one in layers]
+                lines[-1].append(HeatMap(f"{title}: {domain}" if title else domain, labels, names, loads))
+    return HeatMaps(lines, "load, 1 is an even share")
+
+
+def share_chart(result: RoutingReport) -> StackedShares:
+    """For each layer and domain the weight of each choice, over all tokens; models side by side.
+
+    Where a token takes one choice, the weight is how often it is taken.
+    """
+    panels = {
+        model.name: {
+            (layer.label, domain): shares
+            for layer, one in model.read()
+            for domain, shares in one.weight_by_domain.items()
+        }
+        for model in result.models
+    }
+    return StackedShares(panels, result.choices, result.no_paths)
+
+
+def information_chart(result: RoutingReport) -> Bars | None:
+    """For each layer and model, the bits that the choice gives about the domain; None without domains."""
+    bits: dict[str, dict[str, float]] = {}
+    for model in result.models:
+        for layer, one in model.read():
+            if one.information is not None:
+                bits.setdefault(layer.label, {})[model.name] = one.information
+    if not bits:
+        return None
+    label = f"bits about the domain, from {result.models[0].tallies[-1].what}"
+    single = len(result.models) == 1
+    return Bars({at: next(iter(v.values())) for at, v in bits.items()} if single else bits, label)
+
+
+def gate_table(model: ModelGates) -> Table:
+    """A row for each gate of a model."""
+    domains = _domains(model)
+    rows = [
+        [
+            str(one.layer),
+            *(f"{value:.3g}" for value in (one.activation, one.activation_without, one.mean, one.mean_without)),
+            *(_share(share) for share in (one.relative, *(one.by_domain[domain] for domain in domains))),
+            f"{one.gain:.3g}",
+        ]
+        for one in model.layers
+    ]
+    columns = ["layer", "size", "without", "mean", "without", "gate/output", *domains, "gain"]
+    caption = f"{len(model.layers)} gates ({model.kind}), {model.tokens:,} tokens, `{model.folder}`"
+    return Table(columns, rows, caption)
+
+
+def add_gates(report: Report, models: Sequence[ModelGates]) -> None:
+    """What the gates of each model do."""
+    report.text(
+        "A gate adds something of a layer's input to the layer's output. Activations are the numbers of the stream "
+        "after a layer, over all tokens that were read: their mean size (without signs), and their mean, each with the "
+        "layer's gate and without it."
+    )
+    activations, sizes = _charts(models)
+    report.chart(
+        activations,
+        "The mean size of activations after each gated layer, with its gate and without.",
+        name="gate_activations",
+    )
+    report.chart(
+        sizes,
+        "How far gates have moved from zero: the norm of what the gate adds, as a share of the norm of what the layer "
+        "gives without it, mean over tokens.",
+        name="gate_sizes",
+    )
+    for model in models:
+        if len(models) > 1:
+            report.heading(model.name, 3)
+        for finding in model.findings:
+            report.text(f"{finding[:1].upper()}{finding[1:]}.")
+        report.table(gate_table(model))
+    report.text(
+        "Gain is by what factor a gate scales a random input, in the root mean square: of a scalar gate, the scalar's "
+        "size. A bias is not part of it."
+    )
+
+
+def _charts(models: Sequence[ModelGates]) -> tuple[Lines, Lines]:
+    """Per layer: the size of activations with and without the gate, and the gate's output beside the layer's."""
+    lines: dict[str, tuple[list[float], list[float]]] = {}
+    sizes: dict[str, tuple[list[float], list[float]]] = {}
+    for model in models:
+        layers = [float(one.layer) for one in model.layers]
+        name = f"{model.name}, " if len(models) > 1 else ""
+        lines[f"{name}with gates"] = layers, [one.activation for one in model.layers]
+        lines[f"{name}without"] = layers, [one.activation_without for one in model.layers]
+        shown = _domains(model) if len(models) == 1 else []
+        for domain in shown:
+            sizes[domain] = layers, [one.by_domain[domain] for one in model.layers]
+        if not shown:
+            sizes[model.name] = layers, [one.relative for one in model.layers]
+    return (
+        Lines(lines, "layer", "mean size of activations"),
+        Lines(sizes, "layer", "gate's output / layer's output"),
+    )
+
+
+def _domains(model: ModelGates) -> list[str]:
+    """The domains of the texts; a single one is left out, since it has what all texts have."""
+    domains = list(model.layers[0].by_domain) if model.layers else []
+    return domains if len(domains) > 1 else []
+
+
+def _share(share: float) -> str:
+    return f"{share:.2%}" if share == 0 or share >= 0.0001 else f"{share:.2g}"

@@ -4,19 +4,21 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from braidlm.core.report.charts import Bars
-from braidlm.core.report.report import Mark, Report, Table, listed
-from braidlm.inspection.charts import information_chart, load_chart, share_chart
+from braidlm.core.report.report import Bars, Mark, Report, Table, listed
 from braidlm.inspection.data_tables import data_tables
-from braidlm.inspection.gates_report import add_gates, gate_table
 from braidlm.inspection.layers import Layer
 from braidlm.inspection.results import (
     ModelRoutes,
     PromptRoutes,
     RoutingReport,
     TokenView,
+    add_gates,
     capital,
+    gate_table,
+    information_chart,
+    load_chart,
     percent,
+    share_chart,
     share_table,
     verdicts,
 )

@@ -11,9 +11,9 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import CHECKPOINTS, CONFIG, is_interruption, is_run, model_folders_in
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.opening.adapter import is_adapter
 from braidlm.opening.braid import BRAID, OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.gated_folders import is_adapter
 from braidlm.opening.names import Names, StrPath, find_or_fetch, model_folder, name_sources, names_inside
 from braidlm.opening.opened_model import OpenedModel, model_type
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.card import licence_record
 from braidlm.core.models.folders import check_vocabulary, load_lineage
 from braidlm.core.models.integrity import model_hash
-from braidlm.core.models.licence import licence_record
 from braidlm.core.models.runs import CONFIG, training_of
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import BraidTokenizer, load_tokenizer

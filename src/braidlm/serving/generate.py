@@ -7,7 +7,7 @@ from typing import Any
 
 from braidlm.core import console
 from braidlm.core.decoding.decoder import Sampling, TokenDecoder
-from braidlm.core.decoding.exits import EarlyExit
+from braidlm.core.decoding.early_exits import EarlyExit
 from braidlm.core.decoding.generation import continue_text, decoder_for, encode_prompts, next_tokens
 from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.devices import choose_device

@@ -9,18 +9,16 @@ from typing import Any
 import torch
 
 from braidlm.core import console
-from braidlm.core.devices import choose_device, device_name
+from braidlm.core.devices import PeakMemory, choose_device, device_name
 from braidlm.core.differences import Differences, as_yaml, differences, shown
 from braidlm.core.errors import BraidError, check_folder_name, collecting
 from braidlm.core.files import write_json
 from braidlm.core.models.accounting import model_cost, skeleton
-from braidlm.core.models.memory import PeakMemory
 from braidlm.core.models.runs import read_metrics
 from braidlm.core.reading import read_json
 from braidlm.core.recipes import compose_recipe
-from braidlm.core.report.charts import Lines, Points
-from braidlm.core.report.html import notebook
-from braidlm.core.report.report import Report, Table
+from braidlm.core.report.rendering import notebook
+from braidlm.core.report.report import Lines, Points, Report, Table
 from braidlm.core.report.write import check_drawing, write
 from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import encode

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from braidlm.core.devices import choose_device
+from braidlm.core.devices import check_training_fits, choose_device
 from braidlm.core.errors import BraidError, collecting, did_you_mean
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.presets import RecipeModel, decode_model
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from braidlm.core import console
 from braidlm.core.models.folders import load_model
-from braidlm.core.report.text import show_report
+from braidlm.core.report.rendering import show_report
 from braidlm.core.report.write import write
 from braidlm.data.corpora.stories import pronoun_pairs
 from braidlm.data.loading.open_data import OpenData, open_data

@@ -7,14 +7,12 @@ from pathlib import Path
 from statistics import mean
 
 from braidlm.core import console
-from braidlm.core.report.charts import Bars, Lines, Points
-from braidlm.core.report.figure_style import COLOURS, INK
-from braidlm.core.report.report import Report
-from braidlm.core.report.text import show_report
+from braidlm.core.report.drawing import COLOURS, INK
+from braidlm.core.report.rendering import show_report
+from braidlm.core.report.report import Bars, Lines, Points, Report
 from braidlm.core.report.write import write
 from braidlm.data.loading.open_data import open_data
-from braidlm.inspection.charts import share_chart
-from braidlm.inspection.results import RoutingReport, verdicts
+from braidlm.inspection.results import RoutingReport, share_chart, verdicts
 from braidlm.inspection.routes_report import PAGE as ROUTES_PAGE
 from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import load_study

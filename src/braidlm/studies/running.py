@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from braidlm.core import console
+from braidlm.core.devices import check_training_fits
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.integrity import model_hash
-from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.runs import is_run, newest_checkpoint
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from braidlm.core.devices import choose_device
+from braidlm.core.devices import check_memory, choose_device
 from braidlm.core.errors import BraidError, collecting, did_you_mean, errors_at
 from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.core.models.folders import load_lineage
-from braidlm.core.models.memory import check_memory
 from braidlm.core.models.presets import is_preset, read_model
 from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
 from braidlm.core.reading import given_path
@@ -23,8 +22,7 @@ from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.config.braid_config import Architecture, BraidConfig
 from braidlm.opening.braid import OpenedBraid
-from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.decoder_costs import decoder_facts, decoder_notes
+from braidlm.opening.decoder import OpenedDecoder, decoder_facts, decoder_notes
 from braidlm.opening.names import find_sources
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import OpenedModel

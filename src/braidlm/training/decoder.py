@@ -10,19 +10,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from braidlm.core.devices import check_training_fits, training_plan
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of, write_text
 from braidlm.core.models.card import exported_card
 from braidlm.core.models.folders import check_vocabulary, write_lineage
-from braidlm.core.models.memory import check_training_fits, training_plan
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import share_of_batch
-from braidlm.opening.adapter import GATES, gate_tensors, read_adapter, write_adapter_files
-from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.decoder_costs import decoder_cost
-from braidlm.opening.full_folder import write_decoder
+from braidlm.opening.decoder import OpenedDecoder, decoder_cost
+from braidlm.opening.gated_folders import GATES, gate_tensors, read_adapter, write_adapter_files, write_decoder
 from braidlm.opening.gating import gates_of
 from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.lora import DecoderLora, check_same_base, layer_matrices

@@ -12,10 +12,10 @@ import torch
 
 from braidlm.core import console
 from braidlm.core.decoding.generation import encode_prompts
+from braidlm.core.devices import explained_out_of_memory
 from braidlm.core.errors import BraidError
 from braidlm.core.interruptions import INTERRUPTIONS, Terminated
 from braidlm.core.models.folders import load_lineage
-from braidlm.core.models.memory import explained_out_of_memory
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.open_data import OpenData

@@ -19,7 +19,7 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.adapters import adaptable, choose_matrices, choose_names, lora, split_stacks
 from braidlm.core.models.folders import load_lineage
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.opening.structure import find_parts
+from braidlm.opening.gating import find_parts
 from braidlm.training.recipe import LoraTrainingConfig
 
 ADAPTER = "adapter"

@@ -14,8 +14,7 @@ import yaml
 from braidlm.core import console
 from braidlm.core.differences import changes, listed, with_changes
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, make_folder, write_text
-from braidlm.core.locks import lock_or_refuse
+from braidlm.core.files import explained_disk_errors, lock_or_refuse, make_folder, write_text
 from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, RECIPE, is_run, training_of
 from braidlm.core.reading import read_yaml
 from braidlm.data.loading.order import FOLDER as ORDER

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from braidlm.core import console
-from braidlm.core.devices import device_name
+from braidlm.core.devices import check_training_fits, device_name
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.adapters import check_peft
 from braidlm.core.models.folders import check_vocabulary, read_tokenizer, set_special_ids
-from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.runs import last_records
-from braidlm.core.report.html import notebook
+from braidlm.core.report.rendering import notebook
 from braidlm.core.report.report import Table
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.order import FOLDER as ORDER

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from braidlm.core.models.card import model_card
-from braidlm.core.models.licence import licence_of_folder
+from braidlm.core.models.card import licence_of_folder, model_card
 from tests.tiny_models import tiny_model
 
 LINEAGE: dict[str, Any] = {

@@ -13,11 +13,9 @@ pytest.importorskip("matplotlib")
 from braidlm.core.errors import BraidError
 from braidlm.core.report import drawing
 from braidlm.core.report.axis_labels import spread
-from braidlm.core.report.charts import Bars, Chart, HeatMap, HeatMaps, Lines, Points, StackedShares
-from braidlm.core.report.drawing import draw, to_svg
-from braidlm.core.report.figure_style import COLOURS
-from braidlm.core.report.html import html
-from braidlm.core.report.report import Report
+from braidlm.core.report.drawing import COLOURS, draw, to_svg
+from braidlm.core.report.rendering import html
+from braidlm.core.report.report import Bars, Chart, HeatMap, HeatMaps, Lines, Points, Report, StackedShares
 
 STEPS = list(range(1, 101))
 LOSS = [5 / step + 1 for step in STEPS]

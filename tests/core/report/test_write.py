@@ -8,8 +8,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from braidlm.core.errors import BraidError
-from braidlm.core.report.charts import Bars
-from braidlm.core.report.report import Report, Table
+from braidlm.core.report.report import Bars, Report, Table
 from braidlm.core.report.write import check_out, write
 
 

@@ -11,9 +11,8 @@ from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.options import Item, RankedOptions, pair, read_pairs
-from braidlm.evals.scoring.near_ties import NEAR_TIE, resolve_near_ties
 from braidlm.evals.scoring.requests import Begin, Request, consecutive_ranges, from_divergence
-from braidlm.evals.scoring.scorer import Scorer
+from braidlm.evals.scoring.scorer import NEAR_TIE, Scorer, resolve_near_ties
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tests.evals.plain_scorer import plain_sum
 from tests.tiny_models import tiny_model

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 import braidlm
-from braidlm.core.report.html import html
+from braidlm.core.report.rendering import csv_text, html
+from braidlm.core.report.rendering import markdown as as_markdown
 from braidlm.core.report.report import Strong
-from braidlm.core.report.text import csv_text
-from braidlm.core.report.text import markdown as as_markdown
 from braidlm.evals.babylm.averages import averages, babylm_average
 from braidlm.evals.reports.dynamics_report import dynamics_report
 from braidlm.evals.reports.scores import explanations, long_table, score_table, scores_report

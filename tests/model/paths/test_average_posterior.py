@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from braidlm.core.decoding.decoder import Decoder
-from braidlm.core.decoding.exits import EarlyExit
+from braidlm.core.decoding.early_exits import EarlyExit
 from braidlm.core.models.accounting import cost_of
 from braidlm.edits.composing.path_models import posterior_shares
 from braidlm.evals.scoring.requests import Request

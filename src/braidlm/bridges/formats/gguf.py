@@ -22,7 +22,7 @@ from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_file
-from braidlm.core.models.licence import licence_of
+from braidlm.core.models.card import licence_of
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, byte_characters
 from braidlm.model.attention.positions import RopeScaling, rope_scalings
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from braidlm.core.devices import check_memory
 from braidlm.core.errors import BraidError
-from braidlm.core.models.memory import check_memory
 from braidlm.model.config.ranges import Count, CountOrZero, Probability, Seed, Temperature
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM

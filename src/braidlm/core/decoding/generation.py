@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, TokenDecoder
-from braidlm.core.decoding.exits import decoding_loop
+from braidlm.core.decoding.early_exits import decoding_loop
 from braidlm.core.decoding.prompts import pause_tokens
 from braidlm.core.errors import BraidError
 from braidlm.core.tokenizer import Tokenizer

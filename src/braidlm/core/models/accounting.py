@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from braidlm.core.devices import weights_bytes
 from braidlm.core.errors import BraidError
-from braidlm.core.models.memory import weights_bytes
 from braidlm.model.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Length

@@ -19,13 +19,13 @@ from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from braidlm import __version__
+from braidlm.core.devices import check_weights_fit
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.card import model_card
 from braidlm.core.models.integrity import check_finite, check_hash
-from braidlm.core.models.memory import check_weights_fit
 from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.braid_config import BraidConfig

@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from braidlm.core.report.figure_style import load_matplotlib
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -22,7 +20,8 @@ Spot = tuple[float, float, str]
 
 def scale_axis(axis: Any, set_scale: Any, log: bool) -> None:
     """Plain numbers at round values, on a linear or a logarithmic axis."""
-    ticker = load_matplotlib().ticker
+    from matplotlib import ticker  # which is optional, and there where something is drawn
+
     if log:
         set_scale("log", nonpositive="mask")
     low, high = sorted(axis.get_view_interval())

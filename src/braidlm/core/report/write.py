@@ -6,11 +6,9 @@ from pathlib import Path
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_bytes, write_json, write_text
-from braidlm.core.report.drawing import draw, to_png
-from braidlm.core.report.figure_style import load_matplotlib
-from braidlm.core.report.html import html
+from braidlm.core.report.drawing import draw, load_matplotlib, to_png
+from braidlm.core.report.rendering import csv_text, html, markdown, table_markdown
 from braidlm.core.report.report import Picture, Report, Table
-from braidlm.core.report.text import csv_text, markdown, table_markdown
 
 SUFFIXES = (".html", ".md", ".csv", ".json", ".png")
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from braidlm.core.console import say, warn
 from braidlm.core.errors import BraidError, errors_at
-from braidlm.core.files import json_sha256
-from braidlm.core.locks import locked_folder
+from braidlm.core.files import json_sha256, locked_folder
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.loading.validation import BLOCK_BYTES, Half, documents_of_half

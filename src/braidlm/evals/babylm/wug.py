@@ -16,8 +16,7 @@ from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.options import Item, RankedOptions, predictions_by_set
 from braidlm.evals.results import TaskResult
 from braidlm.evals.rows import read_rows
-from braidlm.evals.scoring.near_ties import NEAR_TIE, rescored
-from braidlm.evals.scoring.scorer import ProgressCallback
+from braidlm.evals.scoring.scorer import NEAR_TIE, ProgressCallback, rescored
 from braidlm.evals.statistics import check_scipy, spearman, spearman_error
 
 EXAMPLE = r'{"sentences": "... blicked.\t... blought.", "ratio": 0.8}'

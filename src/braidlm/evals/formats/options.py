@@ -24,7 +24,6 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.rows import read_rows
-from braidlm.evals.scoring.near_ties import is_greedy, resolve_near_ties
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import (
     Begin,
@@ -35,7 +34,7 @@ from braidlm.evals.scoring.requests import (
     too_long,
     truncate_alike,
 )
-from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer, is_greedy, resolve_near_ties
 from braidlm.evals.statistics import INFLUENCE, mean_influences, percentage_error, set_influences
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from braidlm.core.decoding.decoder import Sampling
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.held_out_text import window_of
 from braidlm.evals.scoring.completions import complete, prompt_ids, token_budget
-from braidlm.evals.scoring.near_ties import is_greedy
 from braidlm.evals.scoring.requests import (
     Request,
     begin_id,
@@ -27,7 +26,7 @@ from braidlm.evals.scoring.requests import (
     too_long,
     truncate_at,
 )
-from braidlm.evals.scoring.scorer import ProgressCallback
+from braidlm.evals.scoring.scorer import ProgressCallback, is_greedy
 
 DEFAULT_NEW_TOKENS = 256
 """New tokens of tasks without a limit; the harness's own default."""

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from braidlm.core.report.charts import Lines
-from braidlm.core.report.report import Report, Table
+from braidlm.core.report.report import Lines, Report, Table
 from braidlm.evals.results import Evaluation
 
 

@@ -5,8 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from braidlm.core.report.charts import Lines
-from braidlm.core.report.report import Report, Table, listed
+from braidlm.core.report.report import Lines, Report, Table, listed
 from braidlm.evals.babylm.averages import averages
 from braidlm.evals.reports.dynamics import SMOOTHING, Dynamics, best_sentence, compare_runs, run_dynamics
 from braidlm.evals.reports.scores import (

@@ -19,8 +19,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.reading import read_json
-from braidlm.core.report.charts import Lines
-from braidlm.core.report.report import Report
+from braidlm.core.report.report import Lines, Report
 from braidlm.core.report.write import check_drawing, write
 from braidlm.edits.edit import SOURCE, EditPlan, assemble
 from braidlm.edits.modules import (

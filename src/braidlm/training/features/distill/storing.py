@@ -33,8 +33,7 @@ import torch
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, sha256_of, write_json
-from braidlm.core.locks import locked_folder
+from braidlm.core.files import explained_disk_errors, locked_folder, sha256_of, write_json
 from braidlm.core.reading import read_json
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.packed_data import token_dtype

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.card import licence_record
 from braidlm.core.models.folders import load_lineage
-from braidlm.core.models.licence import licence_record
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.kernels.lower import lower_forward
 from braidlm.kernels.ops.soft_head_loss import averaged_logs

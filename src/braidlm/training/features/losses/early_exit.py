@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from braidlm.core.decoding.exits import early_layers
+from braidlm.core.decoding.early_exits import early_layers
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Layers, Range
 from braidlm.model.layer_skip import check_exit

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from braidlm.evals.scoring.near_ties import NEAR_TIE, is_greedy, resolve_near_ties
 from braidlm.evals.scoring.requests import Request
-from braidlm.evals.scoring.scorer import Scorer, Scores
+from braidlm.evals.scoring.scorer import NEAR_TIE, Scorer, Scores, is_greedy, resolve_near_ties
 from tests.tiny_models import random_ids, tiny_model
 
 

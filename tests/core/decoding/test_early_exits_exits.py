@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
-from braidlm.core.decoding.exits import ConfidentDecoder, EarlyExit, drafting_layer, early_layers, leave_after
-from braidlm.core.decoding.speculative import SpeculativeDecoder
+from braidlm.core.decoding.early_exits import (
+    ConfidentDecoder,
+    EarlyExit,
+    SpeculativeDecoder,
+    drafting_layer,
+    early_layers,
+    leave_after,
+)
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tests.tiny_models import random_ids, tiny_model

@@ -2,9 +2,8 @@
 
 import pytest
 
-from braidlm.core.report.charts import Bars
-from braidlm.core.report.report import Mark, Report, Strong, Table
-from braidlm.core.report.text import csv_text, markdown, show_report, table_markdown
+from braidlm.core.report.rendering import csv_text, markdown, show_report, table_markdown
+from braidlm.core.report.report import Bars, Mark, Report, Strong, Table
 
 
 def small_report() -> Report:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from braidlm.core.decoding import speculative
+from braidlm.core.decoding import early_exits
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
-from braidlm.core.decoding.speculative import SpeculativeDecoder, decode_speculatively, settle
+from braidlm.core.decoding.early_exits import SpeculativeDecoder, decode_speculatively, settle
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tests.tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
@@ -109,12 +109,12 @@ def test_both_ways_round_less_apart_than_a_near_tie(counter: BraidForCausalLM) -
         other = list(decode_speculatively(decoder, prompts, 40, Sampling(0)))
         for (_, expected), (_, got) in zip(one, other, strict=True):
             unit = torch.finfo(torch.float32).eps * expected.abs().amax(-1, keepdim=True)
-            assert float(((got - expected).abs() / unit).max()) < speculative.ROUNDING / 2
+            assert float(((got - expected).abs() / unit).max()) < early_exits.ROUNDING / 2
 
 
 def test_a_near_tie_is_decoded_again_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """With every token in doubt, the logits are bit for bit those of plain decoding."""
-    monkeypatch.setattr(speculative, "ROUNDING", 1e30)
+    monkeypatch.setattr(early_exits, "ROUNDING", 1e30)
     model, prompts = MODELS["deep"], prompts_of(5, texts=2)
     decoder = SpeculativeDecoder(model, 2, 60, 2, 3)
     expected = list(decode_tokens(Decoder(model, 2, 60, graph=False), prompts, 12, Sampling(0)))

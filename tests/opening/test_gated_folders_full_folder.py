@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.opening.full_folder import CODE, register_gated, write_decoder
+from braidlm.opening.gated_folders import CODE, register_gated, write_decoder
 from braidlm.opening.gating import attach, gates_of
 from tests.opening.random_decoders import CONFIGS, open_gates, tiny_decoder, token_ids
 from tests.without_braid import run_without_braid

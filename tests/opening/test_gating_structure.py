@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from braidlm.core.errors import BraidError
-from braidlm.opening.structure import find_parts
+from braidlm.opening.gating import find_parts
 from tests.opening.random_decoders import CONFIGS, DEPTH, VOCABULARY, WIDTH, tiny_decoder, token_ids
 
 NAMES = {"gpt2": "transformer.h", "gpt-neox": "gpt_neox.layers"}

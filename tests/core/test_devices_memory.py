@@ -6,12 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from braidlm.core import devices
 from braidlm.core.decoding.decoder import Decoder
-from braidlm.core.errors import BraidError
-from braidlm.core.models import memory
-from braidlm.core.models.accounting import model_facts, skeleton
-from braidlm.core.models.folders import load_model, save_model
-from braidlm.core.models.memory import (
+from braidlm.core.devices import (
     PeakMemory,
     check_training_fits,
     explained_out_of_memory,
@@ -19,6 +16,9 @@ from braidlm.core.models.memory import (
     training_state_bytes,
     weights_bytes,
 )
+from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import model_facts, skeleton
+from braidlm.core.models.folders import load_model, save_model
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.paths.switches import freeze
 from tests.tiny_models import tiny_model
@@ -29,7 +29,7 @@ HUGE: dict[str, Any] = {"width": 65_536, "stages": [{"block": {"layers": 100}}]}
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 1000)
 
 
 def test_a_model_larger_than_the_machine_is_refused_with_the_figure() -> None:
@@ -71,13 +71,13 @@ def write_group(folder: Path, limit: str, used: int, cached: int) -> Path:
 
 def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = [write_group(tmp_path / "a", "max", 10, 0), write_group(tmp_path / "b", "1000", 700, 200), tmp_path / "c"]
-    monkeypatch.setattr(memory, "_memory_groups", lambda: groups)
+    monkeypatch.setattr(devices, "_memory_groups", lambda: groups)
     assert free_memory(CPU) == 500
 
 
 def test_what_is_not_known_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_memory_groups", list)
-    monkeypatch.setattr(memory, "_machine_free", lambda: None)
+    monkeypatch.setattr(devices, "_memory_groups", list)
+    monkeypatch.setattr(devices, "_machine_free", lambda: None)
     assert free_memory(CPU) is None
     check_training_fits(skeleton(BraidConfig(HUGE, vocab_size=50_000)), CPU)
     assert free_memory(torch.device("meta")) is None

@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaC
 
 from braidlm.core.errors import BraidError
 from braidlm.inspection import gates as gates_module
-from braidlm.inspection.gate_lens import LayerLens, gate_lens, perplexity
-from braidlm.inspection.gates import GateActivity, ModelGates, gain_of, measure_gates
+from braidlm.inspection.gates import GateActivity, LayerLens, ModelGates, gain_of, gate_lens, measure_gates, perplexity
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.opening.gating import attach, gates_of, without

@@ -9,10 +9,9 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from braidlm.core.errors import BraidError
-from braidlm.core.report.charts import Bars
-from braidlm.core.report.figure_style import COLOURS
-from braidlm.core.report.html import html, name_styles, notebook
-from braidlm.core.report.report import Mark, Report, Strong, Table
+from braidlm.core.report.drawing import COLOURS
+from braidlm.core.report.rendering import html, name_styles, notebook
+from braidlm.core.report.report import Bars, Mark, Report, Strong, Table
 
 VOID = {"meta", "link", "img", "br", "hr"}
 NASTY = "<script>alert('1')</script> & \"quotes\""

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from braidlm.core import locks
-from braidlm.core.locks import locked_folder
+from braidlm.core import files
+from braidlm.core.files import locked_folder
 
 pytest.importorskip("fcntl")
 
-HOLDER = "import sys, time; from pathlib import Path; from braidlm.core.locks import locked_folder\n"
+HOLDER = "import sys, time; from pathlib import Path; from braidlm.core.files import locked_folder\n"
 HOLDER += "with locked_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
 
 
@@ -36,7 +36,7 @@ def holder(folder: Path) -> Iterator["subprocess.Popen[str]"]:
 def test_waits_until_the_holder_ends_however_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(locks, "REMINDER_SECONDS", 0.5)
+    monkeypatch.setattr(files, "REMINDER_SECONDS", 0.5)
     with holder(tmp_path) as process:
         started = time.monotonic()
         threading.Timer(1.2, process.kill).start()
