@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.ops.fold import Folded, Folding
 from braidlm.kernels.ops.linear import Casts, Linear
 from braidlm.kernels.ops.norm import AddDelta
@@ -31,17 +32,16 @@ class PendingAdd:
     bias: Tensor | None = None
     slot: GradientSlot | None = None
     """The slot of the layer that computed delta."""
-    dropout: float = 0.0
-    seed: Tensor | None = None
+    dropout: DropoutUse = NO_DROPOUT
     uncombined: UncombinedSum | None = None
     """What delta is computed from, where the next norm may do that too."""
 
     @property
-    def fields(self) -> tuple[Tensor, Tensor | None, GradientSlot | None, float, Tensor | None]:
+    def fields(self) -> tuple[Tensor, Tensor | None, GradientSlot | None, DropoutUse]:
         """All but `uncombined`, with a delta that is computed."""
         if self.uncombined is not None:
             self.uncombined.combine_into(self.delta)
-        return self.delta, self.bias, self.slot, self.dropout, self.seed
+        return self.delta, self.bias, self.slot, self.dropout
 
 
 Stream = Tensor | UncombinedRows
@@ -49,7 +49,7 @@ Sublayer = tuple[Tensor, PendingAdd, Routings]
 """The stream with what was pending, what a sublayer adds to it, and routings."""
 LayerOutput = tuple[Stream, PendingAdd | None, Routings]
 """The stream after a layer, what the layer leaves for the next one to add, and routings."""
-NO_ADD = (None, None, None, 0.0, None)
+NO_ADD = (None, None, None, NO_DROPOUT)
 """The fields where nothing is pending."""
 
 
@@ -128,6 +128,10 @@ class PassContext:
         """The seed of one use of a part's dropout, if there is dropout."""
         return self.seeds[part][use] if probability else None
 
+    def dropout(self, part: Any, use: int = 0) -> DropoutUse:
+        """One use of a part's own dropout."""
+        return DropoutUse(part.drop.probability, self.seed(part, part.drop.probability, use))
+
     def sums_of(self, part: nn.Module) -> ColumnSums:
         """Where the gradients of a part's vectors are summed."""
         return self.sums.get(part) or ColumnSums(1)
@@ -142,5 +146,5 @@ def add_pending(stream: Tensor, pending: PendingAdd | None) -> Tensor:
     """The stream with the pending addition."""
     if pending is None:
         return stream
-    delta, bias, slot, dropout, seed = pending.fields
-    return AddDelta.apply(stream, delta, bias, dropout, seed, slot)
+    delta, bias, slot, dropout = pending.fields
+    return AddDelta.apply(stream, delta, bias, dropout, slot)

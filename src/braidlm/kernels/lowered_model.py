@@ -5,8 +5,7 @@ runs its own plain forward inside the same pass.
 """
 
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -237,13 +236,9 @@ class PlainForward:
         self.body, self.compiled = body, compiled
         self.routers: dict[nn.Module, dict[str, Any]] = {}
         """The routers of each part that is compiled, by their names inside it."""
-        self.forwards: dict[str, Callable[..., Any]] = {
-            "layer": self._layer,
-            "attention": self._attention,
-            "feed": self._feed,
-        }
+        self.forwards: dict[str, Any] = {"layer": self._layer, "attention": self._attention, "feed": self._feed}
         if compiled:
-            self.forwards = {kind: torch.compile(forward, dynamic=False) for kind, forward in self.forwards.items()}
+            self.forwards = {kind: torch.compile(run, dynamic=False) for kind, run in self.forwards.items()}
 
     def layer(
         self, stream: Tensor, pending: PendingAdd | None, layer: Any, context: PassContext
@@ -263,13 +258,22 @@ class PlainForward:
         return stream, PendingAdd(delta.flatten(0, 1).to(stream.dtype)), routings
 
     def _run(self, kind: str, part: nn.Module, *inputs: Any) -> tuple[Tensor, Routings]:
+        """A compiled part's routers have the names that they have inside it, which those of other layers have too:
+        routings carry names, and torch compiles a layer anew for every name, eight times at most.
+        """
         if not self.compiled:
             return self.forwards[kind](part, *inputs)  # type: ignore[no-any-return]
         if part not in self.routers:
             self.routers[part] = {n: module for n, module in part.named_modules() if hasattr(module, "address")}
-        with _named_inside(self.routers[part]) as names:
+        addresses = {name: router.address for name, router in self.routers[part].items()}
+        try:
+            for name, router in self.routers[part].items():
+                router.address = name
             hidden, routings = self.forwards[kind](part, *inputs)
-        return hidden, tuple(replace(routing, name=names.get(routing.name, routing.name)) for routing in routings)
+        finally:
+            for name, router in self.routers[part].items():
+                router.address = addresses[name]
+        return hidden, tuple(replace(routing, name=addresses.get(routing.name, routing.name)) for routing in routings)
 
     def _layer(self, layer: Any, hidden: Tensor) -> tuple[Tensor, Routings]:
         return layer(hidden, self.body.span(hidden))
@@ -279,20 +283,3 @@ class PlainForward:
 
     def _feed(self, part: Any, hidden: Tensor, norm: Any) -> tuple[Tensor, Routings]:
         return part(norm(hidden))
-
-
-@contextmanager
-def _named_inside(routers: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Let routers have the names that they have inside a layer, which those of the other layers have too.
-
-    Routings carry names, and torch compiles a layer anew for every name, eight times at most. Yields the routers' own
-    names by those.
-    """
-    names = {name: router.address for name, router in routers.items()}
-    for name, router in routers.items():
-        router.address = name
-    try:
-        yield names
-    finally:
-        for name, router in routers.items():
-            router.address = names[name]

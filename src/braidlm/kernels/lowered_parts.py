@@ -45,8 +45,6 @@ class Lowered:
         """Stage and layer, in order; a stage that does not run its layers one by one is its only layer."""
         self.addresses: list[str] = []
         """The addresses of the layers."""
-        self.skips = _skipped_layers(self.body)
-        """Why every layer is refused, if only the plain pass knows which of them are run."""
         self._add("embedding", self.body.embedding)
         for index, stage in enumerate(self.body.stages):
             kind: Any = type(stage)
@@ -79,7 +77,7 @@ class Lowered:
     def _add_layer(self, address: str, stage: Any, layer: nn.Module) -> None:
         self.layers.append((stage, layer))
         self.addresses.append(address)
-        if not self._add(address, layer, self.skips):
+        if not self._add(address, layer, self._skips()):
             return
         inside = lowering_of(layer).inside(layer, 1)
         if inside is not None:
@@ -88,6 +86,12 @@ class Lowered:
             reason = refusal(norm, self.body)
             self._add(f"{address}.{kind}", part, reason and f"norm: {reason}")
 
+    def _skips(self) -> str | None:
+        """Why every layer is refused, if only the plain pass knows which of them are run."""
+        if any(stage.training and getattr(stage, "drops", None) is not None for stage in self.body.stages):
+            return "texts pass by layers at random (dropout.layer)"
+        return None if self.body.exit_layer is None else f"passes end after layer {self.body.exit_layer}"
+
     def _add(self, address: str, part: nn.Module, reason: str | None = None) -> bool:
         reason = reason or refusal(part, self.body)
         if reason is None:
@@ -95,12 +99,6 @@ class Lowered:
         else:
             self.refusals[address] = reason
         return reason is None
-
-
-def _skipped_layers(body: Any) -> str | None:
-    if any(stage.training and getattr(stage, "drops", None) is not None for stage in body.stages):
-        return "texts pass by layers at random (dropout.layer)"
-    return None if body.exit_layer is None else f"passes end after layer {body.exit_layer}"
 
 
 def layer_lowering(layer: nn.Module) -> LayerLowering:

@@ -20,6 +20,7 @@ from braidlm.kernels.depths.enter_and_merge import (
 from braidlm.kernels.depths.predict import Predict, plain_predict
 from braidlm.kernels.gradient_stacks import GradientStack, StackedRows
 from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.dropout import DropoutUse
 from braidlm.kernels.ops.norm import AddDelta
 from braidlm.kernels.side_stream import use_side_stream
 from tests.kernels.comparison import assert_equal_with_gradients, nan_in_new_memory, side_stream
@@ -50,7 +51,7 @@ def test_the_way_in_and_out_equals_torch(pending: str, count: int, device: str, 
     seed = torch.tensor([7], device=device) if pending == "dropout" else None
     rate, tokens = RATE if pending == "dropout" else 0.0, BATCH * TIME
     zeros, few = (torch.zeros(rows, WIDTH, device=device) for rows in (tokens, BATCH * count))
-    kept, kept_inside = (AddDelta.apply(x, x + 1, None, rate, seed) for x in (zeros, few))
+    kept, kept_inside = (AddDelta.apply(x, x + 1, None, DropoutUse(rate, seed)) for x in (zeros, few))
     stream, delta = (torch.randn(tokens, WIDTH, device=device).to(dtype) for _ in range(2))
     matrix = 0.2 * torch.randn(WIDTH, WIDTH, device=device)
     bias, inner_bias, weight = (torch.randn(1, WIDTH, device=device) for _ in range(3))

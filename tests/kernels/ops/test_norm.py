@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.norm import AddDelta, AddNorm, plain_add, plain_add_norm
+from braidlm.kernels.ops.dropout import DropoutUse
+from braidlm.kernels.ops.norm import AddDelta, AddNorm, NormConfig, plain_add, plain_add_norm
 from braidlm.kernels.routed.norm_router import AddNormRoute, NormRouteConfig
 from tests.kernels.comparison import assert_equal_with_gradients, plain_add_norm_route
 
@@ -23,7 +24,7 @@ def seed(device: str) -> Tensor:
 def factors(seed: Tensor) -> Tensor:
     """What dropout multiplies each element by."""
     zeros = torch.zeros(ROWS, WIDTH, device=seed.device)
-    return AddDelta.apply(zeros, zeros + 1, None, RATE, seed)
+    return AddDelta.apply(zeros, zeros + 1, None, DropoutUse(RATE, seed))
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_add_with_dropout_equals_the_reference(
     inputs: list[Tensor], factors: Tensor, seed: Tensor, dtype: torch.dtype
 ) -> None:
     assert_equal_with_gradients(
-        lambda *x: AddDelta.apply(*x, RATE, seed), lambda s, d, b: s + (d + b) * factors, inputs[:3], dtype
+        lambda *x: AddDelta.apply(*x, DropoutUse(RATE, seed)), lambda s, d, b: s + (d + b) * factors, inputs[:3], dtype
     )
 
 
@@ -55,7 +56,7 @@ def test_add_norm_with_dropout_equals_the_reference(
     inputs: list[Tensor], factors: Tensor, seed: Tensor, dtype: torch.dtype
 ) -> None:
     assert_equal_with_gradients(
-        lambda *x: AddNorm.apply(*x, 1e-5, True, ColumnSums(1), None, None, RATE, seed),
+        lambda *x: AddNorm.apply(*x, NormConfig(1e-5, True, ColumnSums(1), dropout=DropoutUse(RATE, seed))),
         lambda s, d, b, *w: plain_add_norm(s, (d + b) * factors, None, *w, 1e-5, True),
         inputs[:5],
         dtype,
@@ -97,7 +98,7 @@ def test_add_norm_equals_torch(
         bias if biased and centred else None,
     ]
     assert_equal_with_gradients(
-        lambda *x: AddNorm.apply(*x, 1e-5, centred, ColumnSums(1), None, None),
+        lambda *x: AddNorm.apply(*x, NormConfig(1e-5, centred, ColumnSums(1))),
         lambda *x: plain_add_norm(*x, 1e-5, centred),
         inputs,
         dtype,

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from braidlm.kernels.context import PendingAdd
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.norm import AddNorm, plain_add_norm
+from braidlm.kernels.ops.dropout import DropoutUse
+from braidlm.kernels.ops.norm import AddNorm, NormConfig, plain_add_norm
 from braidlm.kernels.routed.combine import CombineAddNorm, UncombinedSum, combine, plain_combine
 from tests.kernels.comparison import TOLERANCES, assert_close
 from tests.kernels.sorted_rows import CASES, permuted, real_rows, with_padding
@@ -43,7 +44,7 @@ def test_the_norm_of_a_sum_equals_torch(case: str, centred: bool, based: bool, d
         for kind in (None, torch.float64)
     )
     ours[1] = torch.full_like(wide, torch.nan).to(dtype).requires_grad_()
-    actual = CombineAddNorm.apply(*ours, 1e-5, centred, ColumnSums(1), None, None, 0.0, None, uncombined)
+    actual = CombineAddNorm.apply(*ours, NormConfig(1e-5, centred, ColumnSums(1)), uncombined)
     expected = plain_add_norm(*theirs, 1e-5, centred)
     upstream = [torch.randn_like(x) for x in actual]
     leaves = [i for i, x in enumerate(inputs) if x is not None]
@@ -65,8 +66,8 @@ def test_dropout_is_that_of_the_norm_alone(device: str, dtype: torch.dtype) -> N
     stream, seed = torch.randn_like(delta), torch.tensor([7], device=device)
     vectors = torch.randn(3, WIDTH, device=device)
 
-    def arguments() -> tuple[Tensor | float | ColumnSums | None, ...]:
-        return (stream, delta, *vectors, 1e-5, True, ColumnSums(1), None, None, 0.4, seed)
+    def arguments() -> tuple[Tensor | NormConfig, ...]:
+        return (stream, delta, *vectors, NormConfig(1e-5, True, ColumnSums(1), dropout=DropoutUse(0.4, seed)))
 
     for ours, theirs in zip(CombineAddNorm.apply(*arguments(), uncombined), AddNorm.apply(*arguments()), strict=True):
         assert_close(ours, theirs.double(), 2 * TOLERANCES[dtype], "after dropout")

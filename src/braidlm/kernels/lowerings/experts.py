@@ -132,10 +132,10 @@ def add_norm_route(
     form = form_of(norm)
     assert form is not None
     form = form.without_vectors(folded)
-    delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.fields
+    delta, bias, slot, dropout = NO_ADD if pending is None else pending.fields
     config = NormRouteConfig(
         form.eps, form.centred, not folded, router.config.top_k, router.config.renormalise, context.sums_of(router),
-        context.slots.get(reader), slot, dropout, seed, deferred,
+        context.slots.get(reader), slot, dropout.probability, dropout.seed, deferred,
     )  # fmt: skip
     if pending is None and isinstance(stream, UncombinedRows):
         config = replace(config, permutation=stream.permutation, rows_slot=stream.slot)

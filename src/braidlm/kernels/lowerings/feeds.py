@@ -53,7 +53,7 @@ class SwiGLULowering(SublayerLowering):
 
     def inner_dropout(self, feed: Any, context: PassContext) -> DropoutUse:
         """The dropout of its activation."""
-        return DropoutUse(feed.drop.probability, context.seed(feed, feed.drop.probability))
+        return context.dropout(feed)
 
     def reads(self, part: Any) -> list[Tensor | None]:
         return [self.first_linear(part).weight, part.out.weight]

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, add_pending
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.lowerings.lowering import Lowering, SharedSums, lowering_of, lowers
-from braidlm.kernels.ops.norm import AddNorm
+from braidlm.kernels.ops.norm import AddNorm, NormConfig
 from braidlm.kernels.routed.combine import CombineAddNorm
 from braidlm.model.norms import LayerNorm, RMSNorm
 
@@ -91,14 +91,12 @@ def add_norm(
         normed = lowering.normalise(norm, stream)
         return stream, normed if slot is None else _IntoSlot.apply(normed, slot)
     form = form.without_vectors(folded)
-    options = (form.weight, form.bias, form.eps, form.centred, context.sums_of(norm), slot)
+    options, vectors = (form.eps, form.centred, context.sums_of(norm), slot), (form.weight, form.bias)
     if pending is not None and pending.uncombined is not None:
-        return CombineAddNorm.apply(
-            stream, pending.delta, pending.bias, *options, pending.slot, pending.dropout, pending.seed,
-            pending.uncombined,
-        )  # fmt: skip
-    delta, bias, delta_slot, dropout, seed = NO_ADD if pending is None else pending.fields
-    return AddNorm.apply(stream, delta, bias, *options, delta_slot, dropout, seed)
+        config = NormConfig(*options, pending.slot, pending.dropout)
+        return CombineAddNorm.apply(stream, pending.delta, pending.bias, *vectors, config, pending.uncombined)
+    delta, bias, delta_slot, dropout = NO_ADD if pending is None else pending.fields
+    return AddNorm.apply(stream, delta, bias, *vectors, NormConfig(*options, delta_slot, dropout))
 
 
 class _IntoSlot(torch.autograd.Function):

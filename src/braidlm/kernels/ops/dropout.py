@@ -29,23 +29,17 @@ NO_DROPOUT = DropoutUse()
 
 
 @triton.jit
-def keep_mask(seed, offsets, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whether the elements at these offsets are kept; `seed` is on the device, so that a replayed graph reads a new
-    one.
-
-    It hashes with MurmurHash3's last steps: a random generator for each element would take longer than the kernel.
-    """
-    x = offsets.to(tl.uint32) * 0x9E3779B1 + tl.load(seed).to(tl.uint32)
-    x = (x ^ (x >> 16)) * 0x85EBCA6B
-    x = (x ^ (x >> 13)) * 0xC2B2AE35
-    return (x ^ (x >> 16)) >= THRESHOLD
-
-
-@triton.jit
 def apply_dropout(x, seed, offsets, keep_scale, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Elements at these offsets after dropout; with a threshold of 0 they are unchanged."""
+    """Elements at these offsets after dropout; with a threshold of 0 they are unchanged.
+
+    `seed` is on the device, so that a replayed graph reads a new one. The keep mask hashes with MurmurHash3's last
+    steps: a random generator for each element would take longer than the kernel.
+    """
     if THRESHOLD:
-        x = tl.where(keep_mask(seed, offsets, THRESHOLD), x * keep_scale, 0.0)
+        bits = offsets.to(tl.uint32) * 0x9E3779B1 + tl.load(seed).to(tl.uint32)
+        bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
+        bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
+        x = tl.where((bits ^ (bits >> 16)) >= THRESHOLD, x * keep_scale, 0.0)
     return x
 
 

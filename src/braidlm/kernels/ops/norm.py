@@ -4,6 +4,7 @@ The backward pass also sums the gradients of the norm's weight and bias and of t
 added: each program sums its rows, and `ColumnSums` adds up the programs.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.dropout import DropoutUse, apply_dropout, dropout_into, threshold
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse, apply_dropout, dropout_into
 from braidlm.kernels.ops.launch import programs_for, row_tile
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.side_stream import current_side_stream, on_side
@@ -171,11 +172,25 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class NormConfig:
+    """How a sum is normalised, the dropout of what is added, and where gradients are written and summed.
+
+    `normed_slot` belongs to the layer that reads the normalised stream, `delta_slot` to the layer that computed delta.
+    """
+
+    eps: float
+    centred: bool
+    sums: ColumnSums
+    normed_slot: GradientSlot | None = None
+    delta_slot: GradientSlot | None = None
+    dropout: DropoutUse = NO_DROPOUT
+
+
 class AddNorm(torch.autograd.Function):
     """stream, delta [rows, width] (or None), three vectors [width] (or None) -> the sum, and the sum normalised.
 
-    Dropout applies to delta plus its bias. Without `weight` the norm has no weight and no bias. `normed_slot` belongs
-    to the layer that reads the normalised stream, `delta_slot` to the layer that computed delta.
+    Dropout applies to delta plus its bias. Without `weight` the norm has no weight and no bias.
     """
 
     @staticmethod
@@ -186,73 +201,55 @@ class AddNorm(torch.autograd.Function):
         delta_bias: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
-        eps: float,
-        centred: bool,
-        sums: ColumnSums,
-        normed_slot: GradientSlot | None,
-        delta_slot: GradientSlot | None,
-        dropout: float = 0.0,
-        seed: Tensor | None = None,
+        config: NormConfig,
     ) -> tuple[Tensor, Tensor]:
-        rows, width = stream.shape
-        summed = stream if delta is None else torch.empty_like(stream)
-        normed = torch.empty_like(stream) if normed_slot is None else normed_slot.input
-        rstds = torch.empty(rows, dtype=torch.float32, device=stream.device)
-        means = torch.empty_like(rstds) if centred else None
-        tile = row_tile(width)
+        (rows, width), dropout = stream.shape, config.dropout
+        outputs, tile = AddNorm.outputs(ctx, stream, delta, delta_bias, weight, bias, config), row_tile(width)
         _norm_forward[(triton.cdiv(rows, tile["ROWS"]),)](
-            stream, delta, delta_bias, weight, bias, seed, summed, normed, means, rstds, rows, width, eps,
-            1 / (1 - dropout), centred, threshold(dropout), **tile,
+            stream, delta, delta_bias, weight, bias, dropout.seed, *outputs, rows, width, config.eps,
+            dropout.keep_scale, config.centred, dropout.threshold, **tile,
         )  # fmt: skip
-        AddNorm.keep(
-            ctx, summed, weight, bias, means, rstds, seed, dropout, centred, sums, delta, delta_bias, delta_slot
-        )
-        return summed, normed
+        return outputs[:2]
 
     @staticmethod
-    def keep(
-        ctx: Any,
-        summed: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        means: Tensor | None,
-        rstds: Tensor,
-        seed: Tensor | None,
-        dropout: float,
-        centred: bool,
-        sums: ColumnSums,
-        delta: Tensor | None,
-        delta_bias: Tensor | None,
-        delta_slot: GradientSlot | None,
-    ) -> None:
-        """Keep what the backward pass needs; other functions that add and normalise have the same one."""
-        ctx.save_for_backward(summed, weight, means, rstds, seed)
-        ctx.dropout, ctx.centred, ctx.sums, ctx.delta_slot = dropout, centred, sums, delta_slot
-        ctx.adds, ctx.biased, ctx.delta_biased = delta is not None, bias is not None, delta_bias is not None
+    def outputs(ctx: Any, stream: Tensor, *inputs: Any) -> tuple[Any, ...]:
+        """For the inputs of `forward`: the sum, the sum normalised, means and scales, yet to be written.
+
+        What the backward pass needs is kept in `ctx`.
+        """
+        delta, delta_bias, weight, bias, config = inputs
+        summed = stream if delta is None else torch.empty_like(stream)
+        normed = torch.empty_like(stream) if config.normed_slot is None else config.normed_slot.input
+        rstds = torch.empty(len(stream), dtype=torch.float32, device=stream.device)
+        means = torch.empty_like(rstds) if config.centred else None
+        ctx.save_for_backward(summed, weight, means, rstds)
+        ctx.config, ctx.adds = config, delta is not None
+        ctx.biased, ctx.delta_biased = bias is not None, delta_bias is not None
         ctx.set_materialize_grads(False)
+        return summed, normed, means, rstds
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        summed, weight, means, rstds, seed = ctx.saved_tensors
+        (summed, weight, means, rstds), config, dropout = ctx.saved_tensors, ctx.config, ctx.config.dropout
         rows, width = summed.shape
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
-        delta_gradient = torch.empty_like(summed) if ctx.delta_slot is None else ctx.delta_slot.gradient
-        gradient = torch.empty_like(summed) if ctx.dropout else delta_gradient
+        delta_gradient = torch.empty_like(summed) if config.delta_slot is None else config.delta_slot.gradient
+        gradient = torch.empty_like(summed) if dropout.probability else delta_gradient
         tile = row_tile(width)
         needs_sums = weight is not None or ctx.delta_biased
         tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if needs_sums else 1))
         programs = programs_for(summed.device, PROGRAMS_PER_SM, tiles) if needs_sums else tiles
-        sums = ctx.sums.buffer(programs, VECTORS * width, summed.device) if needs_sums else None
+        sums = config.sums.buffer(programs, VECTORS * width, summed.device) if needs_sums else None
         _norm_backward[(programs,)](
-            normed_gradient.contiguous(), summed_gradient, summed, weight, means, rstds, seed, gradient,
-            delta_gradient, sums, rows, width, 1 / (1 - ctx.dropout), ctx.centred, ctx.biased, ctx.delta_biased,
-            threshold(ctx.dropout), VECTORS, **tile,
+            normed_gradient.contiguous(), summed_gradient, summed, weight, means, rstds, dropout.seed, gradient,
+            delta_gradient, sums, rows, width, dropout.keep_scale, config.centred, ctx.biased, ctx.delta_biased,
+            dropout.threshold, VECTORS, **tile,
         )  # fmt: skip
-        totals = ctx.sums.total().view(VECTORS, width).unbind() if needs_sums else (None,) * VECTORS
+        totals = config.sums.total().view(VECTORS, width).unbind() if needs_sums else (None,) * VECTORS
         used = (weight is not None, ctx.biased, ctx.delta_biased)
         of_weight, of_bias, of_delta_bias = (x if is_used else None for x, is_used in zip(totals, used, strict=True))
-        return gradient, delta_gradient if ctx.adds else None, of_delta_bias, of_weight, of_bias, *[None] * 7
+        return gradient, delta_gradient if ctx.adds else None, of_delta_bias, of_weight, of_bias, None
 
 
 def plain_add_norm(
@@ -297,31 +294,29 @@ class AddDelta(torch.autograd.Function):
         stream: Tensor,
         delta: Tensor,
         bias: Tensor | None,
-        dropout: float = 0.0,
-        seed: Tensor | None = None,
+        dropout: DropoutUse = NO_DROPOUT,
         slot: GradientSlot | None = None,
     ) -> Tensor:
-        ctx.save_for_backward(seed)
         ctx.side, ctx.dropout, ctx.slot = current_side_stream(), dropout, slot
         summed = torch.empty_like(stream)
         grid = (triton.cdiv(stream.numel(), ELEMENTS),)
         _add[grid](
-            stream, delta, bias, seed, summed, stream.numel(), stream.shape[1], 1 / (1 - dropout), threshold(dropout),
-            ELEMENTS, num_warps=4,
+            stream, delta, bias, dropout.seed, summed, stream.numel(), stream.shape[1], dropout.keep_scale,
+            dropout.threshold, ELEMENTS, num_warps=4,
         )  # fmt: skip
         return summed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (seed,), bias_gradient, delta_gradient = ctx.saved_tensors, None, gradient
-        if ctx.dropout:
+        bias_gradient, delta_gradient = None, gradient
+        if ctx.dropout.probability:
             out = torch.empty_like(gradient) if ctx.slot is None else ctx.slot.gradient
-            delta_gradient = dropout_into(gradient.contiguous(), DropoutUse(ctx.dropout, seed), out)
+            delta_gradient = dropout_into(gradient.contiguous(), ctx.dropout, out)
         if ctx.needs_input_grad[2]:
             with on_side(ctx.side, delta_gradient, priority=True):
                 bias_gradient = delta_gradient.sum(0, dtype=torch.float32)
-        return gradient, delta_gradient, bias_gradient, *[None] * 3
+        return gradient, delta_gradient, bias_gradient, None, None
 
 
 def plain_add(stream: Tensor, delta: Tensor, bias: Tensor | None) -> Tensor:

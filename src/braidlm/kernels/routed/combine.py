@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.dropout import apply_dropout, threshold
+from braidlm.kernels.ops.dropout import apply_dropout
 from braidlm.kernels.ops.launch import row_tile
 from braidlm.kernels.ops.norm import AddNorm, normalised, stored, tile_of_program
 from braidlm.kernels.optional_triton import tl, triton
@@ -253,40 +252,20 @@ def _combine_norm_forward(  # type: ignore[no-untyped-def]
 
 
 class CombineAddNorm(torch.autograd.Function):
-    """`AddNorm` where delta is not computed yet: it stands for the sum that `uncombined` describes."""
+    """`AddNorm` where delta is not computed yet; one more input, an `UncombinedSum`, says what delta stands for."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        stream: Tensor,
-        delta: Tensor,
-        delta_bias: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        centred: bool,
-        sums: ColumnSums,
-        normed_slot: GradientSlot | None,
-        delta_slot: GradientSlot | None,
-        dropout: float,
-        seed: Tensor | None,
-        uncombined: UncombinedSum,
-    ) -> tuple[Tensor, Tensor]:
-        (rows, width), (experts_rows, weights, permutation, base, row_weights) = stream.shape, uncombined.take()
-        summed = torch.empty_like(stream)
-        normed = torch.empty_like(stream) if normed_slot is None else normed_slot.input
-        rstds = torch.empty(rows, dtype=torch.float32, device=stream.device)
-        means = torch.empty_like(rstds) if centred else None
-        tile = row_tile(width)
+    def forward(ctx: Any, stream: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+        *vectors, config, uncombined = inputs
+        (rows, width), dropout = stream.shape, config.dropout
+        experts_rows, weights, permutation, base, row_weights = uncombined.take()
+        outputs, tile = AddNorm.outputs(ctx, stream, *vectors, config), row_tile(width)
         _combine_norm_forward[(triton.cdiv(rows, tile["ROWS"]),)](
-            stream, experts_rows, weights, permutation.row_of_choice, base, row_weights, delta_bias, weight, bias,
-            seed, summed, normed, means, rstds, rows, width, eps, 1 / (1 - dropout), weights.shape[1], centred,
-            threshold(dropout), **tile,
+            stream, experts_rows, weights, permutation.row_of_choice, base, row_weights, *vectors[1:], dropout.seed,
+            *outputs, rows, width, config.eps, dropout.keep_scale, weights.shape[1], config.centred, dropout.threshold,
+            **tile,
         )  # fmt: skip
-        AddNorm.keep(
-            ctx, summed, weight, bias, means, rstds, seed, dropout, centred, sums, delta, delta_bias, delta_slot
-        )
-        return summed, normed
+        return outputs[:2]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
