@@ -65,6 +65,11 @@ def evaluate(
     examples; `paths` are the active ones, which each model must have, `without` are modules that are switched off;
     `settings` are for tasks that use them; `out` is a folder for results, which also caches them.
     """
+    if isinstance(data, Mapping):
+        raise BraidError(
+            "data is the folder in which every task looks for its data, and a mapping was given",
+            todo=f"The data of single tasks is called data_of: data_of={dict(data)!r}.",
+        )
     settings = settings or Settings()
     if not tasks and not harness:
         raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
