@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from braidlm.data.loading.validation import Half
+from braidlm.data.loading.halves import Half
 from braidlm.data.sources.format import TEMPLATE
 from braidlm.model.config.ranges import Count, CountOrZero, Length, Probability, Range, Rows, Temperature
 from braidlm.model.config.strict import decode

@@ -9,8 +9,9 @@ from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_model
+from braidlm.data.loading.halves import Half
 from braidlm.data.loading.open_data import OpenData, open_data
-from braidlm.data.loading.validation import Half, ValidationSet, validation_windows
+from braidlm.data.loading.validation import ValidationSet, validation_windows
 from braidlm.evals.evaluate import evaluate
 from braidlm.inspection.layers import find_layers
 from braidlm.inspection.results import RoutingReport

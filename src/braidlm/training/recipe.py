@@ -10,7 +10,7 @@ from braidlm.core.models.presets import RecipeModel, decode_model, is_preset
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
-from braidlm.data.loading.validation import Half
+from braidlm.data.loading.halves import Half
 from braidlm.model.config.braid_config import Architecture
 from braidlm.model.config.ranges import Count, NonNegative, Positive, Range, Rate, Rows, Seed, Size, Temperature
 from braidlm.model.config.registry import Choice, import_files

@@ -11,8 +11,8 @@ from braidlm.core.console import say, warn
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import json_sha256, locked_folder
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
+from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.loading.streams import Subset, TokenStream
-from braidlm.data.loading.validation import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.prepare import prepare
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE, at_least_one, beginning

@@ -1,17 +1,10 @@
 """Held-out text for bits per byte: whole documents, every token of them (or of their answers) predicted exactly once.
 
 Where only answers are predicted, a row has whole documents, so that each question is before its answer.
-
-Held-out text has two halves: recipes are chosen by one, and what was chosen is reported on the other. Documents in
-their order make blocks of 16 KiB or more, and the blocks go to the halves in turn: neighbours stay together, every
-source is in both halves, and the text alone says which half a document is in, whatever the tokenizer. A document of a
-text file that is longer than a block, as a transcript without blank lines is, is first cut at the ends of lines into
-sections of that size. Each byte is in exactly one half.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -19,10 +12,6 @@ from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import IGNORED
 from braidlm.data.loading.chunking import document_rows
 from braidlm.data.loading.streams import TokenStream
-
-Half = Literal["choose", "report"]
-BLOCK_BYTES = 16_384
-"""The least bytes of a block; only the last one may have fewer."""
 
 
 @dataclass(frozen=True)
@@ -96,20 +85,3 @@ def row_starts(bounds: np.ndarray, length: int, has_prompts: bool) -> np.ndarray
     A question is before its answer; where all is predicted, rows need not begin with a document.
     """
     return document_rows(bounds, length) if has_prompts else np.arange(0, bounds[-1], length)
-
-
-def documents_of_half(sizes: Iterable[int], half: Half, where: str) -> list[int]:
-    """The numbers of the documents of a half, for the bytes of all documents in their order."""
-    turn, filled, turns = 0, 0, []
-    for size in sizes:
-        turns.append(turn)
-        filled += size
-        if filled >= BLOCK_BYTES:
-            turn, filled = 1 - turn, 0
-    if len(set(turns)) < 2:
-        raise BraidError(
-            f"the held-out text is too short for two halves: they are blocks of {BLOCK_BYTES:,} bytes in turn",
-            where,
-            "Hold out more text, or leave out `half`.",
-        )
-    return [number for number, turn in enumerate(turns) if turn == get_args(Half).index(half)]

@@ -20,8 +20,9 @@ import numpy as np
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.runs import trained_length
+from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.loading.streams import Subset, whole_documents
-from braidlm.data.loading.validation import BLOCK_BYTES, Half, documents_of_half, row_starts
+from braidlm.data.loading.validation import row_starts
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
 from braidlm.data.sources.format import Piece, by_document
 from braidlm.data.sources.plan import ReadOptions, check_answers, plan_shards

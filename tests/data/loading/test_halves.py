@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
+from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.loading.open_data import open_data
 from braidlm.data.loading.streams import TokenStream
-from braidlm.data.loading.validation import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 
 sizes = st.lists(st.integers(0, 2 * BLOCK_BYTES), min_size=1, max_size=40).filter(
