@@ -10,7 +10,8 @@ from torch import Tensor
 from braidlm.kernels.ops.soft_head_loss import TeacherLogits, soft_targets_to_gradient_, taught_head_loss
 from braidlm.kernels.side_stream import DeferredGradient
 from braidlm.model.heads.losses import IGNORED
-from braidlm.training.features.distill.divergence import averaged_log_probabilities, divergence
+from braidlm.training.features.distill.distillation import divergence
+from braidlm.training.features.distill.teachers import averaged_log_probabilities
 from tests.kernels.comparison import TOLERANCES, assert_close
 
 ROWS = 6

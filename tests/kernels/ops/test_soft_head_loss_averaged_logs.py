@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 import torch
 
 from braidlm.kernels.ops.soft_head_loss import averaged_logs
-from braidlm.training.features.distill.divergence import averaged_log_probabilities
+from braidlm.training.features.distill.teachers import averaged_log_probabilities
 
 
 @pytest.mark.parametrize("shares", [[1.0], [0.25, 0.75], [0.1, 0.2, 0.3, 0.4]], ids=len)

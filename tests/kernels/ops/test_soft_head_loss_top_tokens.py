@@ -9,7 +9,7 @@ from torch import Tensor
 
 from braidlm.kernels.ops.soft_head_loss import TopTokens, soft_targets_to_gradient_, taught_head_loss
 from braidlm.model.heads.losses import IGNORED
-from braidlm.training.features.distill.divergence import top_k_divergence
+from braidlm.training.features.distill.distillation import top_k_divergence
 from tests.kernels.comparison import TOLERANCES, assert_close
 
 ROWS = 6

@@ -14,8 +14,7 @@ from braidlm.data.packing.prepare import prepare
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.features.distill import distillation
 from braidlm.training.features.distill.distillation import OnlineDistillation, StoredDistillation, hidden_difference
-from braidlm.training.features.distill.divergence import slices_of
-from braidlm.training.features.distill.teachers import DistillConfig, TeacherConfig, Teachers
+from braidlm.training.features.distill.teachers import DistillConfig, TeacherConfig, Teachers, slices_of
 from braidlm.training.features.extra_losses import TrainingPass
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.objective import Objective
@@ -91,7 +90,7 @@ def test_all_stored_tokens_are_the_teachers_online(tmp_path: Path) -> None:
     model, other, inputs = tiny_model(seed=1), tiny_model(seed=2), random_ids(4, 8)
     teachers, labels = Teachers([other], [1.0], 37, 2.0), random_ids(4, 8, seed=1)
     expected = OnlineDistillation(config(temperature=2.0), model, teachers)(a_pass(model, labels, inputs))
-    stored = stored_targets(tmp_path, teachers.read(inputs).log_probabilities.flatten(0, 1), 37)
+    stored = stored_targets(tmp_path, teachers.log_probabilities(inputs).flatten(0, 1), 37)
     loss = StoredDistillation(config(top_k=37, temperature=2.0), model, {"stories": stored}, (4, 8, 37))
     for parts in (1, 2):
         loss.read_batch(Batch)  # type: ignore[arg-type]

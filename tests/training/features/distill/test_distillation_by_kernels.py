@@ -114,7 +114,7 @@ def test_stored_targets_in_the_lowered_objective(student: dict[str, Any], weight
     model = tiny_model(seed=1, **student).to(DEVICE).train()
     inputs, labels = random_ids(3, 8).to(DEVICE), random_ids(3, 8, seed=1).to(DEVICE)
     labels[1, 2:] = IGNORED
-    stored = stored_targets(tmp_path, plain_teachers().read(inputs).log_probabilities.flatten(0, 1), 5)
+    stored = stored_targets(tmp_path, plain_teachers().log_probabilities(inputs).flatten(0, 1), 5)
     config = DistillConfig([TeacherConfig("a")], weight=weight, top_k=5)
     losses = {}
     for name, lowered in (("kernels", LoweredModel(model)), ("plain", None)):
@@ -161,10 +161,10 @@ def test_lowered_steps_equal_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_teachers_by_kernels_say_what_they_say(temperature: float) -> None:
     teachers, ids = two_teachers(temperature), random_ids(3, 8).to(DEVICE)
-    assert teachers.by_kernels
-    found = teachers.read(ids).log_probabilities
+    assert teachers.lowered
+    found = teachers.log_probabilities(ids)
     teachers.lowered = []
-    torch.testing.assert_close(found, teachers.read(ids).log_probabilities, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, teachers.log_probabilities(ids), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -191,11 +191,11 @@ def test_only_probabilities_at_temperature_one_are_soft_targets(
     ids=["a head that kernels refuse", "a mixture of depths in evaluation", "another package's model"],
 )
 def test_one_teacher_that_may_wait_makes_all_plain(other: nn.Module) -> None:
-    assert not Teachers([tiny_model(), other], [0.5, 0.5], VOCABULARY, 1.0).by_kernels
+    assert not Teachers([tiny_model(), other], [0.5, 0.5], VOCABULARY, 1.0).lowered
 
 
 def test_without_bf16_on_a_gpu_teachers_are_plain() -> None:
-    assert not two_teachers().by_kernels
+    assert not two_teachers().lowered
 
 
 class OtherLoss(ExtraLoss):

@@ -38,7 +38,7 @@ def a_stepper(by_kernels: bool, accumulation: int = 1, **options: Any) -> Steppe
     model = tiny_model(seed=1, width=64).cuda()
     models = [tiny_model(torch.bfloat16, **teacher).cuda().requires_grad_(False) for teacher in TEACHERS]
     teachers = Teachers(models, [0.3, 0.7], VOCABULARY, options.get("temperature", 1.0))
-    assert teachers.by_kernels
+    assert teachers.lowered
     if not by_kernels:
         teachers.lowered = []
     loss = OnlineDistillation(DistillConfig([TeacherConfig("a")], **options), model, teachers).cuda()
@@ -105,7 +105,7 @@ def test_stored_targets_are_what_the_teachers_say(
     monkeypatch.setattr(storing, "MAX_LOGITS_ON_GPU", 40 * length // 2 * vocab_size)
     models = [tiny_model(torch.bfloat16, vocab_size=vocab_size, **teacher).cuda() for teacher in TEACHERS]
     teachers = Teachers([model.eval().requires_grad_(False) for model in models], [0.3, 0.7], vocab_size, 1.0)
-    assert teachers.by_kernels
+    assert teachers.lowered
     stream = TokenStream(PackedData(stories), Subset(0.0, 0.15), "stories")
     plan = StoragePlan(tmp_path, length, k, vocab_size, {})
     found = open_targets([stream], plan, lambda: teachers, device)["stories"]

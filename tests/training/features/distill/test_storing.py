@@ -54,7 +54,7 @@ def test_every_position_has_the_teachers_best(teachers: Teachers, stream: TokenS
         # At least half a sequence before it, and the text after it plays no part.
         begin = index - LENGTH // 2 - index % (LENGTH // 2)
         tokens = stream.tokens_at(stream.positions(np.array([begin % len(stream)]), index - begin + 1))
-        expected = teachers.read(torch.from_numpy(tokens)).log_probabilities[0, -1].topk(K)
+        expected = teachers.log_probabilities(torch.from_numpy(tokens))[0, -1].topk(K)
         found = targets.at(positions[index][None])
         assert found.ids[0, 0].tolist() == expected.indices.tolist()
         np.testing.assert_allclose(found.logs[0, 0], expected.values.numpy(), atol=5e-3)

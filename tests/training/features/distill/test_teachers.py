@@ -41,9 +41,9 @@ def test_probabilities_of_both_kinds_are_averaged(both: tuple[Path, Path], stori
             model(ids).logits for model in (load_model(both[0]), AutoModelForCausalLM.from_pretrained(both[1]))
         )
     expected = 0.75 * (one / 2).softmax(-1) + 0.25 * (other / 2).softmax(-1)
-    said = teachers.read(ids, hidden=True)
-    torch.testing.assert_close(said.log_probabilities.exp(), expected, rtol=1e-4, atol=1e-6)
-    assert [hidden.shape[-1] for hidden in said.hidden] == teachers.widths == [16, 12]
+    said, hidden = teachers.read(ids)
+    torch.testing.assert_close(said.exp(), expected, rtol=1e-4, atol=1e-6)
+    assert [state.shape[-1] for state in hidden] == teachers.widths == [16, 12]
 
 
 def test_the_end_of_a_row_is_that_of_the_whole(both: tuple[Path, Path], stories: Path) -> None:
@@ -54,7 +54,7 @@ def test_the_end_of_a_row_is_that_of_the_whole(both: tuple[Path, Path], stories:
     models[1].forward = lambda input_ids, use_cache: all_of_them(input_ids, use_cache=use_cache)
     teachers = Teachers(models, [0.5, 0.5], 300, 2.0)
     ids = random_ids(2, 16, vocab_size=300)
-    whole = teachers.read(ids).log_probabilities
+    whole = teachers.log_probabilities(ids)
     torch.testing.assert_close(teachers.log_probabilities(ids, 9), whole[:, 9:])
     models[1].forward = all_of_them
     torch.testing.assert_close(teachers.log_probabilities(ids, 9), whole[:, 9:])

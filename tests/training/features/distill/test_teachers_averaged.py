@@ -47,8 +47,8 @@ def distilled(models: list[Any], student: Any, inputs: Tensor) -> list[Tensor]:
 def test_they_say_the_same(teachers: tuple[list[Any], Any]) -> None:
     models, averaged = teachers
     inputs = random_ids(3, 9, vocab_size=SIZE)
-    together = Teachers(models, [1 / len(models)] * len(models), SIZE, 1.0).read(inputs).log_probabilities
-    alone = Teachers([averaged], [1.0], SIZE, 1.0).read(inputs).log_probabilities
+    together = Teachers(models, [1 / len(models)] * len(models), SIZE, 1.0).log_probabilities(inputs)
+    alone = Teachers([averaged], [1.0], SIZE, 1.0).log_probabilities(inputs)
     torch.testing.assert_close(alone, together, rtol=0, atol=1e-5)
     torch.testing.assert_close(averaged(inputs).logits, together, rtol=0, atol=1e-5)
 

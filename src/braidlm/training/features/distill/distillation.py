@@ -1,6 +1,10 @@
-"""Knowledge distillation as an extra loss: teachers run in every step, or what they said is read from disk."""
+"""Knowledge distillation as an extra loss: teachers run in every step, or what they said is read from disk.
 
-from collections.abc import Iterable, Mapping, Sequence
+The loss is KL(teachers || model) at a temperature: over the whole vocabulary, or over the teachers' top k and one event
+more. A loss of many logits is computed in the memory of few: slice by slice, each with its gradients.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,32 +12,31 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import load_lineage
 from braidlm.data.loading.batches import Batch
 from braidlm.data.loading.config import DataConfig
-from braidlm.kernels.ops.soft_head_loss import TeacherLogits, TopTokens
+from braidlm.kernels.ops.soft_head_loss import ROUNDING, TeacherLogits, TopTokens
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.features.distill.divergence import (
-    Evaluator,
-    divergence,
-    sliced_loss,
-    slices_of,
-    top_k_divergence,
-)
 from braidlm.training.features.distill.storing import StoragePlan, StoredTargets, Targets, open_targets
 from braidlm.training.features.distill.teachers import (
+    TEACHER,
     DistillConfig,
     Teacher,
     Teachers,
-    check_same_teachers,
     find_teachers,
+    slices_of,
 )
 from braidlm.training.features.extra_losses import ExtraLoss, TrainingPass
 from braidlm.training.features.feature import Feature, Setup, feature
 from braidlm.training.step.parallel import main_first
+
+Evaluator = Callable[..., Tensor]
+"""The loss of some rows of a pass, given which rows they are and the head's inputs there."""
 
 
 @feature("training.distill")
@@ -65,13 +68,34 @@ class Distillation(ExtraLoss):
     @classmethod
     def make(cls, setup: Setup) -> Sequence[Feature]:
         """Find the teachers; what is to be stored of what they say is stored before the first step."""
-        config, data, opened = setup.training.distill, setup.data, setup.opened
+        config, data, opened, rank = setup.training.distill, setup.data, setup.opened, setup.rank
         if config is None or data is None or opened is None:
             return []
         assert isinstance(setup.model, BraidForCausalLM)  # a recipe of a decoder has no teachers
         with torch.random.fork_rng(devices=[]):
             found = find_teachers(config, opened.tokenizer, data.length)
-        made = make_distillation(config, found, setup.model, setup)
+        vocab_size = opened.tokenizer.vocab_size
+
+        def load() -> Teachers:
+            with torch.random.fork_rng(devices=[]):  # the run is the same whether they are loaded or not
+                models = [teacher.load(rank.device, setup.dtype) for teacher in found]
+            return Teachers(models, [teacher.weight for teacher in found], vocab_size, config.temperature)
+
+        titles = [teacher.opened.title for teacher in found]
+        if len(set(titles)) < len(titles):  # one model with several seeds
+            titles = [str(teacher.opened.folder) for teacher in found]
+        labels = (f"{title} ({teacher.weight:.0%})" for title, teacher in zip(titles, found, strict=True))
+        console.say(f"Teachers: {', '.join(labels)}.")
+        made: Distillation
+        if config.top_k is None:
+            made = OnlineDistillation(config, setup.model, load()).to(rank.device)
+        else:
+            shape = (setup.training.batch * setup.training.accumulation, data.length, min(config.top_k, vocab_size))
+            hashes = [[teacher.opened.sha256, teacher.weight] for teacher in found]
+            facts = {"temperature": config.temperature, "teachers": hashes}
+            plan = StoragePlan(Path(data.cache), *shape[1:], vocab_size, facts)
+            stored = main_first(lambda: open_targets(opened.train, plan, load, rank.device), rank)
+            made = StoredDistillation(config, setup.model, stored, shape)
         made.found = found
         return [made]
 
@@ -79,17 +103,23 @@ class Distillation(ExtraLoss):
         return [teacher.record() for teacher in self.found]
 
     def check_checkpoint(self, folder: Path) -> None:
-        check_same_teachers(self.found, folder)
+        """Refuse to go on with other teachers than before: a run that teaches may have been trained on."""
+        sources = (load_lineage(folder) or {}).get("sources") or []
+        before = [source.get("sha256") for source in sources if source.get("role") == TEACHER]
+        for had, teacher in zip(before, self.found, strict=False):
+            if had != teacher.opened.sha256:
+                raise BraidError(
+                    "this teacher is another model now than when the run began",
+                    str(teacher.opened.folder),
+                    "Go on with the one that it was, by its own folder, or begin a new run with another folder "
+                    "(out=DIR).",
+                )
 
     @torch.compiler.disable  # it computes its gradients itself
     def forward(self, done: TrainingPass) -> Tensor:
-        used = [*done.model.head.parameters(), *self.parameters()]
-        rows, time = done.inputs.shape
-        slices = slices_of(rows, time, done.model.config.vocab_size)
-        loss = sliced_loss(
-            self.evaluator(done), (done.hidden, *done.read.values()), slices, [p for p in used if p.requires_grad]
-        )
-        return loss / done.count
+        used = [p for p in (*done.model.head.parameters(), *self.parameters()) if p.requires_grad]
+        slices = slices_of(*done.inputs.shape, done.model.config.vocab_size)
+        return sliced_loss(self.evaluator(done), (done.hidden, *done.read.values()), slices, used) / done.count
 
     def evaluator(self, done: TrainingPass) -> Evaluator:
         """The summed loss of some rows of a pass."""
@@ -103,7 +133,7 @@ class OnlineDistillation(Distillation):
         super().__init__(config, model)
         self.teachers = teachers
         # A model of another package may wait for the device, and only a plain pass keeps hidden states.
-        self.capturable = teachers.by_kernels and not config.hidden
+        self.capturable = bool(teachers.lowered) and not config.hidden
         self.has_soft_targets = self.capturable and config.temperature == 1
         own, widths = model.model.width_out, teachers.widths if config.hidden else []
         self.projections = nn.ModuleList(
@@ -111,14 +141,15 @@ class OnlineDistillation(Distillation):
         )
 
     def evaluator(self, done: TrainingPass) -> Evaluator:
-        temperature, weight = self.config.temperature, self.config.hidden
+        temperature, weight, teachers = self.config.temperature, self.config.hidden, self.teachers
         real = done.labels != IGNORED
 
         def evaluate(part: slice, stream: Tensor, *read: Tensor) -> Tensor:
-            said = self.teachers.read(done.inputs[part], hidden=weight > 0)
-            loss = temperature**2 * divergence(said.log_probabilities, done.model.head(stream, *read), temperature)
-            for share, other, project in zip(self.teachers.weights, said.hidden, self.projections, strict=False):
-                loss = loss + weight * share * hidden_difference(project(stream), other)
+            ids = done.inputs[part]
+            said, states = teachers.read(ids) if weight else (teachers.log_probabilities(ids), [])
+            loss = temperature**2 * divergence(said, done.model.head(stream, *read), temperature)
+            for share, state, project in zip(teachers.weights, states, self.projections, strict=False):
+                loss = loss + weight * share * hidden_difference(project(stream), state)
             return torch.where(real[part], loss, 0.0).sum()
 
         return evaluate
@@ -188,27 +219,77 @@ def hidden_difference(own: Tensor, other: Tensor) -> Tensor:
     return (one - two).square().mean(-1)
 
 
-def make_distillation(
-    config: DistillConfig, found: Sequence[Teacher], model: BraidForCausalLM, setup: Setup
-) -> Distillation:
-    """The loss of a run; what is to be stored is stored first."""
-    assert setup.data is not None
-    assert setup.opened is not None
-    rank, streams, vocab_size = setup.rank, setup.opened.train, setup.opened.tokenizer.vocab_size
-    shape = (setup.training.batch * setup.training.accumulation, setup.data.length)
+def divergence(teacher: Tensor, logits: Tensor, temperature: float) -> Tensor:
+    """KL [...] of log-probabilities [..., vocabulary] of the teachers from a model whose logits may have more entries.
 
-    def load() -> Teachers:
-        with torch.random.fork_rng(devices=[]):  # the run is the same whether they are loaded or not
-            models = [teacher.load(rank.device, setup.dtype) for teacher in found]
-        return Teachers(models, [teacher.weight for teacher in found], vocab_size, config.temperature)
+    Entries that the teachers do not have are those of no token: there the teachers' probability is 0.
+    """
+    own = torch.log_softmax(logits.float() / temperature, -1)[..., : teacher.shape[-1]]
+    return _expected_difference(teacher, own).sum(-1)
 
-    alike = len({teacher.name for teacher in found}) < len(found)  # one model with several seeds
-    labels = (f"{teacher.folder if alike else teacher.name} ({teacher.weight:.0%})" for teacher in found)
-    console.say(f"Teachers: {', '.join(labels)}.")
-    if config.top_k is None:
-        return OnlineDistillation(config, model, load()).to(rank.device)
-    top_k = min(config.top_k, vocab_size)
-    facts = {"temperature": config.temperature, "teachers": [[teacher.sha256, teacher.weight] for teacher in found]}
-    plan = StoragePlan(Path(setup.data.cache), shape[1], top_k, vocab_size, facts)
-    stored = main_first(lambda: open_targets(streams, plan, load, rank.device), rank)
-    return StoredDistillation(config, model, stored, (*shape, top_k))
+
+def top_k_divergence(ids: Tensor, teacher: Tensor, logits: Tensor, temperature: float) -> Tensor:
+    """KL [...] over k tokens `ids` [..., k], whose log-probabilities the teachers gave, and all others as one event.
+
+    It is the divergence of two coarser distributions: at most `divergence`, and equal to it with k = vocabulary.
+    """
+    scaled = logits.float() / temperature
+    total = scaled.logsumexp(-1)
+    of_k = _expected_difference(teacher, scaled.gather(-1, ids) - total[..., None]).sum(-1)
+    if ids.shape[-1] == logits.shape[-1]:
+        return of_k
+    # Not 1 - sum: the model may leave the others less than float32 resolves beside 1.
+    others = scaled.scatter(-1, ids, torch.finfo(scaled.dtype).min).logsumexp(-1) - total
+    left = 1.0 - teacher.exp().sum(-1)
+    left = torch.where(left > ROUNDING, left, 0.0)
+    return of_k + _expected_difference(left.log(), others)
+
+
+def _expected_difference(teacher: Tensor, own: Tensor) -> Tensor:
+    """p (log p - log q), 0 where p is."""
+    there = teacher > -torch.inf
+    difference = torch.where(there, teacher, 0.0) - torch.where(there, own, 0.0)
+    return teacher.exp() * difference
+
+
+@torch.compiler.disable  # it asks autograd for gradients
+def sliced_loss(
+    evaluate: Evaluator, inputs: Sequence[Tensor], slices: Sequence[slice], parameters: Sequence[Tensor]
+) -> Tensor:
+    """The sum of `evaluate` over all slices of the inputs; `parameters` are those that it uses and that are trained.
+
+    Autograd alone would keep the logits of every slice for the backward pass.
+    """
+    if not torch.is_grad_enabled():
+        return torch.stack([evaluate(part, *(x[part] for x in inputs)) for part in slices]).sum()
+    loss: Tensor = _SlicedLoss.apply(evaluate, slices, len(inputs), *inputs, *parameters)
+    return loss
+
+
+class _SlicedLoss(torch.autograd.Function):
+    """Computes the gradients together with the loss, while a slice's logits are there."""
+
+    @staticmethod
+    def forward(ctx: Any, evaluate: Evaluator, slices: Sequence[slice], count: int, *tensors: Tensor) -> Tensor:
+        inputs, parameters = tensors[:count], tensors[count:]
+        of_inputs = [torch.empty_like(x) for x in inputs]
+        of_parameters = [torch.zeros_like(parameter) for parameter in parameters]
+        losses = []
+        for part in slices:
+            with torch.enable_grad():
+                rows = [x[part].detach().requires_grad_() for x in inputs]
+                loss = evaluate(part, *rows)
+            gradients = torch.autograd.grad(loss, [*rows, *parameters], allow_unused=True)
+            for whole, gradient in zip(of_inputs, gradients[:count], strict=True):
+                whole[part] = gradient
+            for total, gradient in zip(of_parameters, gradients[count:], strict=True):
+                if gradient is not None:  # a head may have parameters that its logits do not depend on
+                    total += gradient
+            losses.append(loss.detach())
+        ctx.save_for_backward(*of_inputs, *of_parameters)
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, None, *(gradient * upstream for gradient in ctx.saved_tensors)

@@ -14,8 +14,6 @@ memory map. The data section's cache has a folder for each data set:
 Documents that are not trained on are holes in the files, which take no space.
 """
 
-import hashlib
-import json
 import math
 import os
 import shutil
@@ -33,12 +31,11 @@ import torch
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, locked_folder, sha256_of, write_json
+from braidlm.core.files import explained_disk_errors, json_sha256, locked_folder, sha256_of, write_json
 from braidlm.core.reading import read_json
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.packed_data import token_dtype
-from braidlm.training.features.distill.divergence import slices_of
-from braidlm.training.features.distill.teachers import Teachers
+from braidlm.training.features.distill.teachers import Teachers, slices_of
 
 MANIFEST, PROGRESS, IDS, LOGS = "targets.json", "progress.json", "ids.bin", "logs.bin"
 LOG_DTYPE = np.dtype(np.float16)
@@ -66,9 +63,8 @@ class StoredTargets:
     """The targets of one packed data set, on disk."""
 
     def __init__(self, folder: Path, tokens: int, top_k: int, vocab_size: int):
-        shape = (tokens, top_k)
-        self.ids = _mapped(folder / IDS, token_dtype(vocab_size), shape)
-        self.logs = _mapped(folder / LOGS, LOG_DTYPE, shape)
+        self.ids = _mapped(folder / IDS, token_dtype(vocab_size), (tokens, top_k))
+        self.logs = _mapped(folder / LOGS, LOG_DTYPE, (tokens, top_k))
 
     def at(self, positions: np.ndarray, out: Targets | None = None) -> Targets:
         """The targets at positions of the file, in the types of the files, in arrays `out` if given."""
@@ -102,8 +98,7 @@ class StoragePlan:
     def folder(self, stream: TokenStream) -> Path:
         """Its name changes with everything that the content depends on."""
         text = {"tokens": sha256_of(stream.data.folder / "tokens.bin"), "stream": stream.fingerprint()}
-        key = {**text, "length": self.length, "top_k": self.top_k, **self.facts}
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        digest = json_sha256({**text, "length": self.length, "top_k": self.top_k, **self.facts})
         return self.cache / f"{stream.name}-teachers-{digest[:12]}"
 
 
@@ -145,7 +140,7 @@ class TargetWriter:
         self.files: list[FileIO] = []
         self.writing, self.saving = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.waiting: deque[Future[int]] = deque()
-        self.saved: Future[None] | None = None
+        self.saved: Future[Any] = self.saving.submit(bool)  # nothing yet
         self.saved_at = time.monotonic()
 
     def __enter__(self) -> "TargetWriter":
@@ -166,23 +161,19 @@ class TargetWriter:
         """Write a block soon; an error of one before it is raised here."""
         self.waiting.append(self.writing.submit(self._write, block))
         self._wait(MAX_WAITING)
-        if time.monotonic() - self.saved_at >= SAVED_EVERY and (self.saved is None or self.saved.done()):
-            self._check_saved()
+        if time.monotonic() - self.saved_at >= SAVED_EVERY and self.saved.done():
+            self.saved.result()
             self.saved, self.saved_at = self.saving.submit(self._save, self.done), time.monotonic()
 
     def finish(self) -> None:
         """When this returns, all is on disk."""
         self._wait(0)
-        self._check_saved()
+        self.saved.result()
         self._save(self.done)
 
     def _wait(self, at_most: int) -> None:
         while self.waiting and (len(self.waiting) > at_most or self.waiting[0].done()):
             self.done += self.waiting.popleft().result()
-
-    def _check_saved(self) -> None:
-        if self.saved is not None:
-            self.saved.result()
 
     def _write(self, block: Block) -> int:
         if block.copied is not None:
@@ -229,7 +220,13 @@ def _store(stream: TokenStream, folder: Path, plan: StoragePlan, teachers: Teach
         if (folder / MANIFEST).is_file():  # by another run that was waited for
             return
         done = int(read_json(folder / PROGRESS)["done"]) if (folder / PROGRESS).is_file() else 0
-        _check_space(folder, sum(plan.file_sizes(len(stream) - done)))
+        needed, free = sum(plan.file_sizes(len(stream) - done)), shutil.disk_usage(folder).free
+        if needed > free:
+            raise BraidError(
+                f"the teachers' tokens need {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free",
+                str(folder),
+                "Take a smaller training.distill.top_k, or another data.cache.",
+            )
         console.say(
             f"Storing the {plan.top_k} tokens that the teachers find most probable after each of {len(stream):,} "
             f"tokens of {stream.name} ({sum(plan.file_sizes(len(stream))) / 1e6:,.0f} MB) in {folder}."
@@ -269,13 +266,3 @@ def blocks(
         targets = Targets(*stored)
         copied = torch.cuda.current_stream(device).record_event(torch.cuda.Event(blocking=True)) if on_gpu else None
         yield Block(positions[:, before:].reshape(-1)[:left], targets, copied)
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise BraidError(
-            f"the teachers' tokens need {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free",
-            str(folder),
-            "Take a smaller training.distill.top_k, or another data.cache.",
-        )

@@ -1,10 +1,11 @@
 """Teachers: frozen language models, Braid's or any of transformers, that read with the tokenizer of the data."""
 
-from collections.abc import Iterator, Sequence
+import functools
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.card import licence_record
-from braidlm.core.models.folders import load_lineage
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.kernels.lower import lower_forward
 from braidlm.kernels.ops.soft_head_loss import averaged_logs
@@ -20,7 +20,6 @@ from braidlm.model.config.ranges import NonNegative, Positive, Range, Share
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import OpenedModel, find_tokenizer
-from braidlm.training.features.distill.divergence import averaged_log_probabilities
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
@@ -28,6 +27,8 @@ if TYPE_CHECKING:  # it needs Triton
 TopK = Annotated[int, Range(at_least=1, at_most=65_536)]
 TEACHER = "teacher"
 """The role of a source in a lineage."""
+MAX_LOGITS = 1 << 25
+"""The logits of one slice: 128 MB in float32 for each model."""
 
 
 @dataclass
@@ -79,36 +80,50 @@ class Teacher:
     weight: float
     """The teacher's share of the average; those of all teachers add up to 1."""
 
-    @property
-    def name(self) -> str:
-        return self.opened.title
-
-    @property
-    def folder(self) -> Path:
-        return self.opened.folder
-
-    @property
-    def sha256(self) -> str:
-        return self.opened.sha256
-
     def record(self) -> dict[str, Any]:
         """Which model the teacher is, for the lineage of what it taught."""
-        licence = licence_record(self.folder)
-        return {"model": self.name, "role": TEACHER, "weight": self.weight, "sha256": self.sha256, **licence}
+        known = {"model": self.opened.title, "role": TEACHER, "weight": self.weight, "sha256": self.opened.sha256}
+        return known | licence_record(self.opened.folder)
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
         """The model in memory, frozen."""
         return self.opened.load(device).to(device=device, dtype=dtype).requires_grad_(False)
 
 
-@dataclass(frozen=True)
-class TeacherOutput:
-    """What the teachers say of some rows."""
+def find_teachers(config: DistillConfig, tokenizer: BraidTokenizer, length: int) -> list[Teacher]:
+    """The teachers of a recipe, each checked by its configuration, its tokenizer and the header of its weights."""
+    total, found = sum(teacher.weight for teacher in config.teachers), []
+    for teacher in config.teachers:
+        opened = open_model(teacher.model, "own", bare=True)
+        _check_tokenizer(teacher.model, opened, tokenizer)
+        opened.check()
+        if opened.context is not None and opened.context < length:
+            raise BraidError(
+                f"data.length is {length}, and this teacher reads only {opened.context} tokens",
+                teacher.model,
+                "Lower data.length, or take a teacher that reads more.",
+            )
+        found.append(Teacher(opened, teacher.weight / total))
+    return found
 
-    log_probabilities: Tensor
-    """[row, time, vocabulary] of the next token, at the temperature, averaged."""
-    hidden: list[Tensor]
-    """The last hidden states of each teacher [row, time, width], if they were asked for."""
+
+def _check_tokenizer(name: str, opened: OpenedModel, tokenizer: BraidTokenizer) -> None:
+    """Probabilities can be learned only where one id is one token on both sides."""
+    own, folder = find_tokenizer(opened.folder), opened.folder
+    if own is None:
+        raise BraidError(
+            "this teacher's folder has no tokenizer, so that its tokens cannot be compared with those of the data",
+            name,
+            "Put its tokenizer.json into the folder.",
+        )
+    if own.fingerprint != tokenizer.fingerprint:
+        raise BraidError(
+            "this teacher has another tokenizer than the data, and its probabilities are of other tokens: "
+            + "; ".join(differences(tokenizer, own)),
+            name,
+            f"Prepare the data with the teacher's: data.tokenizer={folder}, or `braid prepare SOURCE --tokenizer "
+            f"{folder} --out DIR`; all teachers need the same one.",
+        )
 
 
 class Teachers:
@@ -119,35 +134,28 @@ class Teachers:
         self.models, self.weights = list(models), list(weights)
         self.vocab_size, self.temperature = vocab_size, temperature
         self.lowered = _lowered(models)
-        """All of them by kernels, or none."""
-
-    @property
-    def by_kernels(self) -> bool:
-        """Whether kernels compute what they say of the next token, without waiting for the device."""
-        return bool(self.lowered)
+        """All of them by kernels, which never wait for the device, or none."""
 
     @cached_property
     def widths(self) -> list[int]:
         """The widths of the last hidden states, which configurations of transformers call by many names."""
         token = torch.zeros(1, 1, dtype=torch.long, device=next(self.models[0].parameters()).device)
-        return [hidden.shape[-1] for hidden in self.read(token, hidden=True).hidden]
+        return [hidden.shape[-1] for hidden in self.read(token)[1]]
 
     @torch.no_grad()
-    def read(self, ids: Tensor, hidden: bool = False) -> TeacherOutput:
-        """What they say of token ids [row, time]."""
-        if not hidden:
-            return TeacherOutput(self.log_probabilities(ids), [])
+    def read(self, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The averaged log-probabilities after ids [row, time], and each teacher's last states [row, time, width]."""
         outputs = [model(input_ids=ids, use_cache=False, output_hidden_states=True) for model in self.models]
         logits = (output.logits[..., : self.vocab_size] for output in outputs)
         averaged = averaged_log_probabilities(logits, self.weights, self.temperature)
-        return TeacherOutput(averaged, [output.hidden_states[-1] for output in outputs])
+        return averaged, [output.hidden_states[-1] for output in outputs]
 
     @torch.no_grad()
     def log_probabilities(self, ids: Tensor, start: int = 0) -> Tensor:
         """The averaged log-probabilities of the next token after each position of ids [row, time] from `start` on."""
-        if self.by_kernels and self.temperature == 1:
+        if self.lowered and self.temperature == 1:
             return averaged_logs(self.logits(ids, start), self.weights)
-        logits = self.logits(ids, start) if self.by_kernels else self._plain_logits(ids, ids.shape[1] - start)
+        logits = self.logits(ids, start) if self.lowered else self._plain_logits(ids, ids.shape[1] - start)
         return averaged_log_probabilities(logits, self.weights, self.temperature)
 
     def logits(self, ids: Tensor, start: int = 0) -> tuple[Tensor, ...]:
@@ -169,52 +177,20 @@ def _lowered(models: Sequence[Any]) -> "list[LoweredModel]":
     return whole if len(whole) == len(models) else []
 
 
-def find_teachers(config: DistillConfig, tokenizer: BraidTokenizer, length: int) -> list[Teacher]:
-    """The teachers of a recipe, each checked by its configuration, its tokenizer and the header of its weights."""
-    total = sum(teacher.weight for teacher in config.teachers)
-    return [_find(teacher, teacher.weight / total, tokenizer, length) for teacher in config.teachers]
+def averaged_log_probabilities(logits: Iterable[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
+    """The logarithm of the teachers' probabilities [..., vocabulary], averaged by weights that add up to 1.
+
+    Logits that are computed as they are asked for are dropped one by one. They have no gradient.
+    """
+    scaled = (each if temperature == 1 else each.float() / temperature for each in logits)
+    logs = (
+        torch.log_softmax(each, -1, dtype=torch.float32).add_(math.log(weight))
+        for each, weight in zip(scaled, weights, strict=True)
+    )
+    return functools.reduce(torch.logaddexp, logs)
 
 
-def _find(config: TeacherConfig, weight: float, tokenizer: BraidTokenizer, length: int) -> Teacher:
-    opened = open_model(config.model, "own", bare=True)
-    _check_tokenizer(config.model, opened.folder, tokenizer)
-    opened.check()
-    if opened.context is not None and opened.context < length:
-        raise BraidError(
-            f"data.length is {length}, and this teacher reads only {opened.context} tokens",
-            config.model,
-            "Lower data.length, or take a teacher that reads more.",
-        )
-    return Teacher(opened, weight)
-
-
-def check_same_teachers(teachers: Sequence[Teacher], checkpoint: Path) -> None:
-    """Refuse to go on with other teachers than a checkpoint had: a run that teaches may have been trained on."""
-    sources = (load_lineage(checkpoint) or {}).get("sources") or []
-    before = [source.get("sha256") for source in sources if source.get("role") == TEACHER]
-    for had, teacher in zip(before, teachers, strict=False):
-        if had != teacher.sha256:
-            raise BraidError(
-                "this teacher is another model now than when the run began",
-                str(teacher.folder),
-                "Go on with the one that it was, by its own folder, or begin a new run with another folder (out=DIR).",
-            )
-
-
-def _check_tokenizer(name: str, folder: Path, tokenizer: BraidTokenizer) -> None:
-    """Probabilities can be learned only where one id is one token on both sides."""
-    own = find_tokenizer(folder)
-    if own is None:
-        raise BraidError(
-            "this teacher's folder has no tokenizer, so that its tokens cannot be compared with those of the data",
-            name,
-            "Put its tokenizer.json into the folder.",
-        )
-    if own.fingerprint != tokenizer.fingerprint:
-        raise BraidError(
-            "this teacher has another tokenizer than the data, and its probabilities are of other tokens: "
-            + "; ".join(differences(tokenizer, own)),
-            name,
-            f"Prepare the data with the teacher's: data.tokenizer={folder}, or `braid prepare SOURCE --tokenizer "
-            f"{folder} --out DIR`; all teachers need the same one.",
-        )
+def slices_of(rows: int, length: int, vocab_size: int, max_logits: int = MAX_LOGITS) -> list[slice]:
+    """Whole sequences, as many at a time as have at most `max_logits` logits, and at least one."""
+    size = max(1, max_logits // (length * vocab_size))
+    return [slice(begin, begin + size) for begin in range(0, rows, size)]

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from braidlm.training.features.distill.divergence import MAX_LOGITS, sliced_loss, slices_of
+from braidlm.training.features.distill.distillation import sliced_loss
+from braidlm.training.features.distill.teachers import MAX_LOGITS, slices_of
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 5), (2, 3), (5, 1), (9, 1)])

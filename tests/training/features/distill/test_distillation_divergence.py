@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidlm.training.features.distill.divergence import averaged_log_probabilities, divergence, top_k_divergence
+from braidlm.training.features.distill.distillation import divergence, top_k_divergence
+from braidlm.training.features.distill.teachers import averaged_log_probabilities
 
 VOCABULARY = 7
 sizes = st.floats(0.1, 8.0)
