@@ -28,8 +28,8 @@ from braidlm.studies.steps import KINDS, Step, StepTraining, TrainStep
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.features.averaging import averages
-from braidlm.training.features.dropout import dropout_schedules
 from braidlm.training.features.extra_losses import extra_losses
+from braidlm.training.features.modules import dropout_schedules
 from braidlm.training.recipe import CheckpointConfig, LogConfig, Recipe, SampleConfig, ValidationConfig
 from braidlm.training.schedules import schedules
 from braidlm.training.step.optimizers.contract import optimizers

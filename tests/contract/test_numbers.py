@@ -22,8 +22,8 @@ from braidlm.model.config.strict import NUMBERS, decode, part_of, plain_type, ra
 from braidlm.model.stages import BlockConfig
 from braidlm.studies.study import Study
 from braidlm.training.features.averaging import averages
-from braidlm.training.features.dropout import dropout_schedules
 from braidlm.training.features.extra_losses import extra_losses
+from braidlm.training.features.modules import dropout_schedules
 from braidlm.training.recipe import Recipe
 from braidlm.training.schedules import schedules
 from braidlm.training.step.optimizers.contract import optimizers

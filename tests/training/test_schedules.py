@@ -14,8 +14,8 @@ from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.dropout import Dropout
 from braidlm.training.amounts import Progress
-from braidlm.training.features.dropout import DropoutRates, dropout_schedules
 from braidlm.training.features.feature import Setup
+from braidlm.training.features.modules import DropoutRates, dropout_schedules
 from braidlm.training.loop import Trainer
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.schedules import LearningRate, schedules

@@ -99,11 +99,10 @@ class Trainer:
         self.checkpoints = checkpoints
         training = recipe.training
         self.budget = training.budget
-        self.dtype = choose_dtype(training.precision, rank.device)
-        setup = Setup(self.model, training, rank, self.dtype, recipe.seed, recipe.data, data)
-        self.features = make_features(setup)
+        dtype = choose_dtype(training.precision, rank.device)
+        self.features = make_features(Setup(self.model, training, rank, dtype, recipe.seed, recipe.data, data))
         self.lineage = {**lineage, "sources": [*lineage["sources"], *(x for f in self.features for x in f.sources())]}
-        self.stepper = Stepper(trained, training, rank, self.dtype, self.features)
+        self.stepper = Stepper(trained, training, rank, dtype, self.features)
         self.state = StepState(trained, self.stepper.optimizer, self.features)
         length = recipe.data.length
         parts: Sequence[Part] = [(1.0, length)]
@@ -125,7 +124,7 @@ class Trainer:
         self.rate = 0.0
         mean = sum(share * trained.flops_per_token(attended) for share, attended in parts)
         flops = round(mean * recipe.data.length / length)  # tokens that are no text cost too
-        self.reporter = Reporter(recipe, trained, data, rank, self.dtype, self.features, flops)
+        self.reporter = Reporter(recipe, trained, data, self.stepper, flops)
         self.saved_at: int | None = None
         self.recorded: int | None = None
         """The number of records that were written up to the checkpoint that the run resumes from, if it says so."""
@@ -144,10 +143,12 @@ class Trainer:
             return
         training, length = self.recipe.training, self.loader.length
         tokens_per_step = self.loader.global_rows * length
-        warnings: list[str | None] = [warning for one in self.features for warning in one.warnings()]
-        warnings.append(decay_outlasts_rate(training.optimizer.options, training.schedule))
-        warnings += [self.loader.chunking.warning(stream, length) for stream in self.loader.streams]
-        warnings.append(never_read(self.budget, self.loader.streams, tokens_per_step))
+        warnings = [
+            *(warning for one in self.features for warning in one.warnings()),
+            decay_outlasts_rate(training.optimizer.options, training.schedule),
+            *(self.loader.chunking.warning(stream, length) for stream in self.loader.streams),
+            never_read(self.budget, self.loader.streams, tokens_per_step),
+        ]
         for warning in filter(None, warnings):
             console.warn(warning)
         if repeated := repetition(self.budget, self.loader.streams, tokens_per_step):
@@ -211,12 +212,9 @@ class Trainer:
             console.say(f"On this GPU {lowered.lowered.summary()}.")
         elif self.stepper.extra and self.rank.device.type == "cuda":
             console.say(f"The losses {', '.join(self.stepper.extra)} read the plain pass: no kernels serve this step.")
-        for remark in (one.remark(self.rank.device.type == "cuda") for one in self.features):
-            if remark is not None:
-                console.say(remark)
         if self.compute is None:
             parts = set() if lowered is None else lowered.lowered.parts
-            self.compute = choose_compute(self.model, parts, shape, self.rank, self.dtype)
+            self.compute = choose_compute(self.model, parts, shape, self.rank, self.stepper.dtype)
         use_compute(self.model, self.compute)
 
     def _step(self) -> None:
@@ -271,19 +269,16 @@ class Trainer:
         return self.stop.requested()
 
     def _check_finite(self) -> None:
-        problem = self.reporter.metrics.read()
-        if problem is None:
-            return
-        good = self.checkpoints.newest_good()
-        last = "No checkpoint was saved yet."
-        if good is not None:
-            last = f"The last good checkpoint is {self.checkpoints.models / good} (a run may start_from it)."
-        raise BraidError(
-            problem,
-            self.recipe.folder,
-            f"{last} Try a lower training.optimizer.lr (now {self.recipe.training.optimizer.options.lr:g}), "
-            "a longer training.warmup, or training.clip=1.0.",
-        )
+        if problem := self.reporter.metrics.read():
+            good, last = self.checkpoints.newest_good(), "No checkpoint was saved yet."
+            if good is not None:
+                last = f"The last good checkpoint is {self.checkpoints.models / good} (a run may start_from it)."
+            raise BraidError(
+                problem,
+                self.recipe.folder,
+                f"{last} Try a lower training.optimizer.lr (now {self.recipe.training.optimizer.options.lr:g}), "
+                "a longer training.warmup, or training.clip=1.0.",
+            )
 
     def _save(self, tracker: Tracker | None, interrupted: bool = False) -> None:
         """Save a checkpoint, unless this step has one; an interruption's is removed when the next is saved."""

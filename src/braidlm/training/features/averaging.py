@@ -35,11 +35,10 @@ class WeightAverage(Feature):
         """Validate and save an average of the weights over steps, `{kind: ema, rate: 0.999}` or
         `{kind: last, share: 0.2}`, in place of those of the last step; the training goes on with its own."""
 
-    every: int = 1
-    """Steps between the weights that count."""
-
     def __init__(self, config: Any, model: nn.Module):
         self.config = config
+        self.every: int = getattr(config, "every", 1)
+        """Steps between the weights that count."""
         self.parameters: Mapping[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.steps = 0
         """Steps since the average began; 0 before."""
@@ -135,10 +134,6 @@ class LastAverage(WeightAverage):
         """The share of the budget over which weights are averaged."""
         every: Count = 1
         """Steps between the weights that are averaged."""
-
-    def __init__(self, config: Any, model: nn.Module):
-        super().__init__(config, model)
-        self.every = config.every
 
     def is_open(self, share: float) -> bool:
         return share > 1 - self.config.share + ROUNDING

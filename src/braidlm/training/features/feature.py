@@ -108,10 +108,6 @@ class Feature:
         """What the user should know before the first step."""
         return ()
 
-    def remark(self, on_gpu: bool) -> str | None:
-        """What the log says of it before the first step."""
-        return None
-
     def sources(self) -> list[dict[str, Any]]:
         """What the lineage of the trained model says of other models that it used."""
         return []

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from braidlm.core import console
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
@@ -49,15 +50,6 @@ class Memory(NamedTuple):
         """By name, for a saved state."""
         named = {f"{slot}.key": key for slot, key in enumerate(self.keys)}
         return named | {f"{slot}.value": value for slot, value in enumerate(self.values)} | {"filled": self.filled}
-
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Take the content of a saved state."""
-        own = self.tensors()
-        shapes, found = ({name: tuple(tensor.shape) for name, tensor in some.items()} for some in (own, saved))
-        if problems := compare_shapes(shapes, found):
-            raise ValueError(f"its memory is of another model or batch ({listed(problems)})")
-        for name, tensor in own.items():
-            tensor.copy_(saved[name])
 
 
 def empty_memory(
@@ -123,16 +115,11 @@ class MemoryCache:
         )
 
 
-def keeps_rows(data: DataConfig) -> bool:
-    """Whether a row of a batch goes on with the text that it had in the batch before."""
-    return bool(chunkings[data.chunking.kind].keeps_rows)
-
-
 def memory_length(training: Any, data: DataConfig | None) -> int:
     """How many tokens before its chunk a row attends to."""
     if training.memory is not None or data is None:
         return training.memory or 0
-    return data.length if keeps_rows(data) else 0
+    return data.length if chunkings[data.chunking.kind].keeps_rows else 0
 
 
 @feature("training.memory")
@@ -165,7 +152,7 @@ class ChunkMemory(Feature):
 
     @classmethod
     def problems(cls, training: Any, data: DataConfig) -> Iterable[BraidError]:
-        if training.memory and not keeps_rows(data):
+        if training.memory and not chunkings[data.chunking.kind].keeps_rows:
             yield BraidError(
                 "training.memory: a row has a memory only where it goes on with its text from step to step",
                 todo="Add data.chunking=consecutive.",
@@ -181,11 +168,11 @@ class ChunkMemory(Feature):
         if not isinstance(setup.model, BraidForCausalLM):
             return []
         memory = empty_memory(setup.model, length, rows, setup.rank.device, setup.dtype)
-        return [] if memory is None else [cls(memory)]
-
-    def remark(self, on_gpu: bool) -> str:
-        plain = "; kernels see one chunk alone, so all layers are plain" if on_gpu else ""
-        return f"Each chunk attends to the {self.memory.length:,} tokens before it{plain}."
+        if memory is None:
+            return []
+        plain = "; kernels see one chunk alone, so all layers are plain" if memory.filled.is_cuda else ""
+        console.say(f"Each chunk attends to the {memory.length:,} tokens before it{plain}.")
+        return [cls(memory)]
 
     def attended(self, parts: Sequence[Part]) -> Sequence[Part]:
         # A chunk's tokens see half of it on average, and all of the memory.
@@ -217,4 +204,9 @@ class ChunkMemory(Feature):
         return self.memory.tensors()
 
     def load_state(self, saved: Mapping[str, Tensor]) -> None:
-        self.memory.restore(saved)
+        own = self.memory.tensors()
+        shapes, found = ({name: tuple(tensor.shape) for name, tensor in some.items()} for some in (own, saved))
+        if problems := compare_shapes(shapes, found):
+            raise ValueError(f"its memory is of another model or batch ({listed(problems)})")
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])

@@ -1,11 +1,12 @@
 """What a run records and says of itself: losses and speed, validation, and samples of its own text."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from braidlm.core import console
 from braidlm.core.decoding.decoder import Sampling
@@ -15,96 +16,32 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.amounts import Progress
 from braidlm.training.features.extra_losses import ExtraLoss
-from braidlm.training.features.feature import Feature, evaluating
+from braidlm.training.features.feature import evaluating
 from braidlm.training.monitoring.speed import SpeedMeter
-from braidlm.training.monitoring.step_metrics import StepMetrics, UsageMonitor, choices_of, lowest_usage, usage_entropy
 from braidlm.training.monitoring.tracking import Tracker
 from braidlm.training.recipe import Recipe, SampleConfig
 from braidlm.training.step.compute import StarvedThreads, autocast
-from braidlm.training.step.parallel import Rank
+from braidlm.training.step.parallel import Rank, sum_over_processes
+from braidlm.training.step.step import Stepper, StepReport
 from braidlm.training.trainable import Trainable
 
-
-@dataclass
-class Score:
-    """How well a model predicts a text."""
-
-    loss: float
-    """Nats per token."""
-    perplexity: float
-    bits_per_byte: float
-    """Comparable between tokenizers."""
-    tokens: int
-    bytes: int
-
-
-@torch.no_grad()
-def score_text(trained: Trainable, text: ValidationSet, dtype: torch.dtype = torch.float32) -> Score:
-    """Score every token of the text once."""
-    model = trained.model
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for inputs, labels in text:
-        used = (labels != IGNORED).any(1)  # rows of padding only are skipped
-        tokens, targets = (torch.from_numpy(a[used]).to(device) for a in (inputs, labels))
-        with autocast(device, dtype):
-            total += trained.text_loss(tokens, targets).double()
-    model.train(was_training)
-    nats = total.item()
-    loss = nats / text.tokens
-    return Score(loss, safe_exp(loss), nats / math.log(2) / text.bytes, text.tokens, text.bytes)
-
-
-def safe_exp(value: float) -> float:
-    """exp without overflow."""
-    return math.exp(value) if value < 700 else math.inf
-
-
-def mean_bits_per_byte(scores: Iterable[Score]) -> float:
-    """Bits per byte over several texts, weighted by their bytes."""
-    listed = list(scores)
-    return sum(s.bits_per_byte * s.bytes for s in listed) / sum(s.bytes for s in listed)
-
-
-def write_samples(
-    trained: Trainable, tokenizer: BraidTokenizer, config: SampleConfig, seed: int
-) -> list[tuple[str, str]]:
-    """(prompt, continuation) pairs; sampling has a generator of its own, so the training's random state stays."""
-    texts = ["" for _ in config.prompts]
-    was_training = trained.model.training
-    sampling = Sampling(temperature=config.temperature, seed=seed)
-    for piece in trained.continue_text(tokenizer, config.prompts, config.tokens, sampling):
-        texts[piece.prompt] += piece.text
-    trained.model.train(was_training)
-    return list(zip(config.prompts, texts, strict=True))
+HARDLY_USED = 0.05
+"""A choice below this share of an even load counts as unused."""
+USAGE_PATIENCE = 10
+"""Consecutive records with a hardly used choice before the warning, because routers are unsteady at first."""
 
 
 class Reporter:
     """Reports one run. `tracker`, where a method takes it, is None on all but the main process."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        trained: Trainable,
-        data: OpenData,
-        rank: Rank,
-        dtype: torch.dtype,
-        features: Sequence[Feature],
-        flops_per_token: int,
-    ):
-        self.recipe, self.trained, self.tokenizer, self.rank, self.dtype = recipe, trained, data.tokenizer, rank, dtype
-        self.features = features
-        self.held_out = {
-            stream.name: validation_windows(
-                stream, recipe.data.length, recipe.validation.tokens, rows=recipe.training.batch
-            )
-            for stream in data.validation
-        }
-        self.metrics = StepMetrics(rank)
+    def __init__(self, recipe: Recipe, trained: Trainable, data: OpenData, stepper: Stepper, flops_per_token: int):
+        self.recipe, self.trained, self.tokenizer, self.rank = recipe, trained, data.tokenizer, stepper.rank
+        self.dtype, self.features = stepper.dtype, stepper.features
+        options = {"max_tokens": recipe.validation.tokens, "rows": recipe.training.batch}
+        self.held_out = {one.name: validation_windows(one, recipe.data.length, **options) for one in data.validation}
+        self.metrics = StepMetrics(self.rank)
         self.usage_monitor = UsageMonitor(choices_of(trained.model))
-        self.speed = SpeedMeter(flops_per_token, rank.device, rank.world_size)
+        self.speed = SpeedMeter(flops_per_token, self.rank.device, self.rank.world_size)
         self.starved_threads = StarvedThreads()
         self.last: dict[str, Any] = {}
         """The newest loss and bits per byte, which a checkpoint keeps."""
@@ -113,50 +50,39 @@ class Reporter:
         self, progress: Progress, rate: float, epochs: Mapping[str, float], tracker: Tracker | None
     ) -> dict[str, Any]:
         """Record the steps since the last record, whose metrics have been read; returns the record."""
-        record = {
+        metrics, usage = self.metrics, self.metrics.usage
+        losses, metrics.losses = metrics.losses, []
+        record: dict[str, Any] = {
             "tokens": progress.tokens,
             "words": progress.words,
-            "loss": self.metrics.take_mean(),
-            "gradient_norm": self.metrics.norm,
+            "loss": sum(losses) / len(losses),
+            "gradient_norm": metrics.norm,
             "learning_rate": rate,
             "epochs": {name: round(epoch, 3) for name, epoch in epochs.items()},
-            **self._speed(progress),
-            **self._usage(),
-            **self._extra_losses(),
+            **self.speed.read(progress.tokens),
         }
+        if usage:
+            record["routing_loss"], record["usage"] = metrics.routing_loss, usage
+            record["entropy"] = {name: round(usage_entropy(shares), 4) for name, shares in usage.items()}
+            record["lowest"] = {name: round(lowest_usage(shares), 4) for name, shares in usage.items()}
+        if metrics.extra:
+            read = {loss.kind: loss.readings() for loss in self.features if isinstance(loss, ExtraLoss)}
+            others = {f"{name}.{what}": value for name, each in read.items() for what, value in each.items()}
+            record["extra_losses"] = metrics.extra | others
         self.last["loss"] = record["loss"]
         if tracker is not None:
+            self._warn()
             tracker.record("train", progress.steps, **record)
         return record
 
-    def _speed(self, progress: Progress) -> dict[str, Any]:
-        facts = self.speed.read(progress.tokens)
-        if self.rank.is_main and self.rank.device.type == "cpu":
-            warning = self.starved_threads.update(torch.get_num_threads(), self.speed.cores, self.speed.seconds)
-            if warning:
-                console.warn(warning)
-        return facts
-
-    def _usage(self) -> dict[str, Any]:
-        """How evenly routers use their choices."""
-        usage = self.metrics.usage
-        if not usage:
-            return {}
-        if self.rank.is_main and (warning := self.usage_monitor.update(usage)):
+    def _warn(self) -> None:
+        """Say what the last readings of speed and usage show, once."""
+        warnings = [self.usage_monitor.update(self.metrics.usage)]
+        if self.rank.device.type == "cpu":
+            threads = torch.get_num_threads()
+            warnings.append(self.starved_threads.update(threads, self.speed.cores, self.speed.seconds))
+        for warning in filter(None, warnings):
             console.warn(warning)
-        return {
-            "routing_loss": self.metrics.routing_loss,
-            "usage": usage,
-            "entropy": {name: round(usage_entropy(shares), 4) for name, shares in usage.items()},
-            "lowest": {name: round(lowest_usage(shares), 4) for name, shares in usage.items()},
-        }
-
-    def _extra_losses(self) -> dict[str, Any]:
-        if not self.metrics.extra:
-            return {}
-        read = {loss.kind: loss.readings() for loss in self.features if isinstance(loss, ExtraLoss)}
-        others = {f"{name}.{what}": value for name, each in read.items() for what, value in each.items()}
-        return {"extra_losses": self.metrics.extra | others}
 
     def validate(self, progress: Progress, finished: bool, tracker: Tracker | None) -> None:
         """Score the held-out text."""
@@ -179,18 +105,14 @@ class Reporter:
             where = "" if half is None else f" ({half} half)"
             where += f" of averaged weights ({averaging['averaged']:,})" if averaging else ""
             console.say(f"step {progress.steps:,}: validation bits per byte{where}: {shown}")
-            if averaging and finished:
-                self._validate_own_weights(progress, tracker)
+            if averaging and finished:  # a training without averaging would end with the weights of the last step
+                own = mean_bits_per_byte(self._scores().values())
+                tracker.record("last_weights", progress.steps, bits_per_byte=own)
+                console.say(f"Without averaging: {own:.3f} bits per byte, in place of {mean:.3f}.")
         self.speed.pause(progress.tokens)
 
-    def _scores(self) -> dict[str, Score]:
+    def _scores(self) -> "dict[str, Score]":
         return {name: score_text(self.trained, text, self.dtype) for name, text in self.held_out.items()}
-
-    def _validate_own_weights(self, progress: Progress, tracker: Tracker) -> None:
-        """Say at the end what averaging changed; a training without it ends with these weights."""
-        mean = mean_bits_per_byte(self._scores().values())
-        tracker.record("last_weights", progress.steps, bits_per_byte=mean)
-        console.say(f"Without averaging: {mean:.3f} bits per byte, in place of {self.last['bits_per_byte']:.3f}.")
 
     def weights_facts(self) -> dict[str, int]:
         """How many weights are averaged in what is validated and saved; nothing where they are the last step's."""
@@ -206,3 +128,147 @@ class Reporter:
                 tracker.record("sample", progress.steps, prompt=prompt, text=text)
                 console.say(f"  {prompt}{text}".replace("\n", "\n  "))
         self.speed.pause(progress.tokens)
+
+
+@dataclass
+class Score:
+    """How well a model predicts a text."""
+
+    loss: float
+    """Nats per token."""
+    perplexity: float
+    bits_per_byte: float
+    """Comparable between tokenizers."""
+    tokens: int
+    bytes: int
+
+
+@torch.no_grad()
+def score_text(trained: Trainable, text: ValidationSet, dtype: torch.dtype = torch.float32) -> Score:
+    """Score every token of the text once."""
+    model = trained.model
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for inputs, labels in text:
+        used = (labels != IGNORED).any(1)  # rows of padding only are skipped
+        tokens, targets = (torch.from_numpy(a[used]).to(device) for a in (inputs, labels))
+        with autocast(device, dtype):
+            total += trained.text_loss(tokens, targets).double()
+    model.train(was_training)
+    nats = total.item()
+    loss = nats / text.tokens
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    return Score(loss, perplexity, nats / math.log(2) / text.bytes, text.tokens, text.bytes)
+
+
+def mean_bits_per_byte(scores: Collection[Score]) -> float:
+    """Bits per byte over several texts, weighted by their bytes."""
+    return sum(s.bits_per_byte * s.bytes for s in scores) / sum(s.bytes for s in scores)
+
+
+def write_samples(
+    trained: Trainable, tokenizer: BraidTokenizer, config: SampleConfig, seed: int
+) -> list[tuple[str, str]]:
+    """(prompt, continuation) pairs; sampling has a generator of its own, so the training's random state stays."""
+    texts = ["" for _ in config.prompts]
+    was_training = trained.model.training
+    sampling = Sampling(temperature=config.temperature, seed=seed)
+    for piece in trained.continue_text(tokenizer, config.prompts, config.tokens, sampling):
+        texts[piece.prompt] += piece.text
+    trained.model.train(was_training)
+    return list(zip(config.prompts, texts, strict=True))
+
+
+@dataclass
+class StepMetrics:
+    """Metrics of the steps since the last record, copied from the device only when they are read."""
+
+    rank: Rank
+    losses: list[float] = field(default_factory=list)
+    """The losses since the last record; saved with a checkpoint, so that a resumed run records the same mean."""
+    norm: float = 0.0
+    """The gradient norm of the last step that was read."""
+    routing_loss: float = 0.0
+    extra: dict[str, float] = field(default_factory=dict)
+    """The recipe's extra losses in the last step that was read, without their weights."""
+    usage: dict[str, list[float]] = field(default_factory=dict)
+    """For each router, in the last step that was read."""
+    unread: list[tuple[int, StepReport]] = field(default_factory=list)
+
+    def add(self, step: int, report: StepReport) -> None:
+        """Add the report of a step, which stays on the device."""
+        self.unread.append((step, report))
+
+    def read(self) -> str | None:
+        """Wait for the device; returns a message about the first step with a value that is not finite, or None."""
+        if not self.unread:
+            return None
+        steps, reports = zip(*self.unread, strict=True)
+        self.unread.clear()
+        losses = self._summed([report.loss for report in reports])
+        routing_losses = self._summed([report.routing_loss for report in reports])
+        norms = torch.stack([report.gradient_norm for report in reports]).tolist()
+        extra = {name: self._summed([report.extra[name] for report in reports]) for name in reports[0].extra}
+        totals = map(sum, zip(losses, routing_losses, *extra.values(), strict=True))
+        for step, loss, norm, report in zip(steps, totals, norms, reports, strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                what = "gradient" if math.isfinite(loss) else "loss"
+                broken = [name for name, share in report.usage.items() if not bool(share.isfinite().all())]
+                where = f", where router {broken[0]} gives scores that are not numbers" if broken else ""
+                return f"the {what} became infinite or not a number at step {step}{where}"
+        self.losses += losses
+        self.norm, self.routing_loss = norms[-1], routing_losses[-1]
+        self.extra = {name: values[-1] for name, values in extra.items()}
+        self.usage = {name: share.tolist() for name, share in reports[-1].usage.items()}
+        return None
+
+    def _summed(self, shares: list[Tensor]) -> list[float]:
+        return sum_over_processes(torch.stack(shares), self.rank).tolist()
+
+
+def usage_entropy(usage: Sequence[float]) -> float:
+    """The entropy of the usage divided by log N: 1 when all choices are used equally, 0 when one has everything."""
+    if len(usage) < 2:
+        return 1.0
+    return -sum(share * math.log(share) for share in usage if share > 0) / math.log(len(usage))
+
+
+def lowest_usage(usage: Sequence[float]) -> float:
+    """The smallest usage relative to an even one: 1 when all are equal, 0 when a choice is never used."""
+    return min(usage) * len(usage)
+
+
+def choices_of(model: nn.Module) -> dict[str, Sequence[str]]:
+    """By its address, the names of what each router or join chooses among."""
+    chooses = [module for module in model.modules() if hasattr(module, "address")]
+    return {str(one.address): getattr(one, "choices", None) or getattr(one, "names", ()) for one in chooses}
+
+
+class UsageMonitor:
+    """Warns once for each router that hardly uses one of its choices."""
+
+    def __init__(self, choices: Mapping[str, Sequence[str]]) -> None:
+        """`choices` are the names of what each router chooses among; a part of another package may tell none."""
+        self.choices = choices
+        self._records: dict[str, int] = {}
+        """Consecutive records, up to the last, in which a choice of the router was hardly used."""
+        self._warned: set[str] = set()
+
+    def update(self, usage: Mapping[str, Sequence[float]]) -> str | None:
+        """A warning after one more record, for all routers together; None if there is nothing new."""
+        unused = []
+        for router, shares in usage.items():
+            self._records[router] = self._records.get(router, 0) + 1 if lowest_usage(shares) < HARDLY_USED else 0
+            if self._records[router] >= USAGE_PATIENCE and router not in self._warned:
+                self._warned.add(router)
+                names = self.choices.get(router) or [f"choice {number + 1}" for number in range(len(shares))]
+                unused.append(f"{router} ({names[shares.index(min(shares))]})")
+        if not unused:
+            return None
+        return (
+            f"routers that hardly use one of their choices (below {HARDLY_USED:.0%} of an even share in "
+            f"{USAGE_PATIENCE} records in a row): {', '.join(unused)}. Where all are to be used, a larger weight of a "
+            "balance loss spreads the tokens, such as `losses: {switch: 0.2}` of the router; what a text does not use "
+            "can be pruned"
+        )

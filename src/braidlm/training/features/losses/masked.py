@@ -62,8 +62,7 @@ class Masked(ExtraLoss):
         super().__init__(config, model)
         check_two_way(model.model, WHERE)
         self.text_weight = 1.0 - config.share
-        self.rows, self.seed, self.step, self.rate = 0, 0, 0, config.rate
-        self.token = 0
+        self.rows, self.seed, self.step, self.rate, self.token = 0, 0, 0, config.rate, 0
         self.ordinary = np.arange(model.config.vocab_size)
         """The tokens that may take the place of another: all that are not special."""
         self.register_buffer("texts", torch.ones(()), persistent=False)
@@ -85,10 +84,8 @@ class Masked(ExtraLoss):
 
     def read_tokenizer(self, tokenizer: BraidTokenizer) -> None:
         name, special = self.config.token or tokenizer.special.mask, tokenizer.special.order
-        if name is None or name not in special:
-            what = (
-                "the tokenizer has no mask token" if name is None else f"'{name}' is no special token of the tokenizer"
-            )
+        if name not in special:
+            what = f"'{name}' is no special token of the tokenizer" if name else "the tokenizer has no mask token"
             todo = "Give it one under data.tokenizer: `special_tokens: [eos=<|endoftext|>, pad=<|pad|>, mask=<mask>]`."
             raise BraidError(what, WHERE, todo)
         ids = [tokenizer.backend.token_to_id(token) or 0 for token in special]

@@ -46,9 +46,8 @@ class NextSentence(ExtraLoss):
         width, vocabulary = model.model.width_out, torch.zeros(model.config.vocab_size, dtype=torch.bool)
         inner = config.hidden or 2 * width
         self.predict = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
-        self.register_buffer("ends", vocabulary, persistent=False)
-        self.register_buffer("breaks", vocabulary.clone(), persistent=False)
-        self.register_buffer("spread", torch.zeros(()), persistent=False)
+        for name, values in (("ends", vocabulary), ("breaks", vocabulary.clone()), ("spread", torch.zeros(()))):
+            self.register_buffer(name, values, persistent=False)
 
     def read_tokenizer(self, tokenizer: BraidTokenizer) -> None:
         texts = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]

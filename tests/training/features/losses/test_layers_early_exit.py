@@ -11,9 +11,9 @@ from braidlm.core.errors import BraidError
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.span import LayerRecord
-from braidlm.training.features.dropout import dropout_schedules
 from braidlm.training.features.extra_losses import TrainingPass
-from braidlm.training.features.losses.early_exit import EarlyExitConfig, EarlyExitLoss
+from braidlm.training.features.losses.layers import EarlyExitConfig, EarlyExitLoss
+from braidlm.training.features.modules import dropout_schedules
 from tests.tiny_models import random_ids, tiny_model
 
 DEEP: list[Any] = [{"block": {"layers": 6}}]

@@ -1,6 +1,7 @@
 """Shorter sequences at first: as many tokens in more rows, whole ones after, and a run that goes on."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
 from braidlm.training.features.distill.distillation import StoredDistillation
-from braidlm.training.features.lengths import Lengths, ShorterRows
+from braidlm.training.features.rows import Lengths, ShorterRows
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.step import Stepper, StepReport
 from braidlm.training.train import train
@@ -24,11 +25,16 @@ def recipe(stories: Path, out: Path, parts: list[dict[str, Any]] = PARTS, **chan
     return tiny_recipe({"stories": stories}, out, training=training, **changes)
 
 
+def lengths_of(*parts: ShorterRows) -> Lengths:
+    setup: Any = SimpleNamespace(training=SimpleNamespace(lengths=list(parts)))
+    return Lengths(setup)
+
+
 def test_parts_of_the_training_have_their_lengths() -> None:
-    lengths = Lengths([ShorterRows(0.25, 8), ShorterRows(0.75, 16)])
+    lengths = lengths_of(ShorterRows(0.25, 8), ShorterRows(0.75, 16))
     assert [lengths.row_length(share) for share in (0.0, 0.24, 0.25, 0.74, 0.75, 1)] == [8, 8, 16, 16, None, None]
     assert lengths.attended([(1.0, 32)]) == [(0.25, 8), (0.5, 16), (0.25, 32)]
-    assert Lengths([]).attended([(1.0, 32)]) == [(1.0, 32)]
+    assert lengths_of().attended([(1.0, 32)]) == [(1.0, 32)]
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -7,7 +7,7 @@ from braidlm.core.errors import BraidError
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.span import LayerRecord
 from braidlm.training.features.extra_losses import ExtraLossConfig, TrainingPass
-from braidlm.training.features.losses.reconstruction import Reconstruction
+from braidlm.training.features.losses.layers import Reconstruction
 from tests.tiny_models import random_ids, tiny_model
 
 BYTES = {"width": 8, "heads": 2, "piece": 4}

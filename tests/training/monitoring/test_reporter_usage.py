@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from braidlm.training.monitoring.step_metrics import USAGE_PATIENCE, UsageMonitor, lowest_usage, usage_entropy
+from braidlm.training.monitoring.reporter import USAGE_PATIENCE, UsageMonitor, lowest_usage, usage_entropy
 from braidlm.training.train import train
 from tests.training.tiny_runs import records, tiny_recipe
 

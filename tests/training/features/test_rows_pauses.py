@@ -14,7 +14,7 @@ from braidlm.data.loading.chunking import Contiguous
 from braidlm.data.loading.loader import Loader
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import PAUSE, BraidTokenizer, SpecialTokens
-from braidlm.training.features.pauses import Pauses
+from braidlm.training.features.rows import Pauses
 from tests.data.packed_sets import stream
 
 STREAMS = [stream(100, "stories"), stream(60, "maths", 1000)]

@@ -1,7 +1,7 @@
-"""The early-exit loss (LayerSkip, arXiv 2404.16710): the one last norm and head learn to read earlier layers too."""
+"""Losses that read the stream before the last layer: of early exits, and of the embedded tokens."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from braidlm.core.decoding.early_exits import early_layers
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Layers, Range
+from braidlm.model.heads.losses import IGNORED
 from braidlm.model.layer_skip import check_exit
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.features.extra_losses import ExtraLoss, ExtraLossConfig, TrainingPass, extra_losses
@@ -16,7 +17,7 @@ from braidlm.training.features.extra_losses import ExtraLoss, ExtraLossConfig, T
 
 @dataclass
 class EarlyExitConfig(ExtraLossConfig):
-    """The options of the early-exit loss."""
+    """The options of the early-exit loss (LayerSkip, arXiv 2404.16710)."""
 
     layers: list[Layers] | None = None
     """The layers that count, from 1; by default all before the last. To draft with one layer, that one is enough."""
@@ -54,9 +55,9 @@ class EarlyExitLoss(ExtraLoss):
                 "training.losses: early_exit",
                 "Name others, give the model more layers at the head's width, or leave out the loss.",
             )
-        places = len(self.exits)
-        if config.curriculum == "rotate":
-            places = max(sum(self.counts(layer, step, 0.0) for layer in self.exits) for step in range(config.every))
+        turns = range(config.every) if config.curriculum == "rotate" else ()
+        counted = [sum(self.counts(layer, step, 0.0) for layer in self.exits) for step in turns]
+        places = max(counted, default=len(self.exits))
         # What a captured step reads: so many exits, of which some may count 0.
         self.register_buffer("chosen", torch.zeros(places, dtype=torch.long), persistent=False)
         self.register_buffer("weights", torch.zeros(places), persistent=False)
@@ -79,10 +80,10 @@ class EarlyExitLoss(ExtraLoss):
 
     def begin_step(self, step: int, share: float) -> bool:
         self.enabled = [index for index, layer in enumerate(self.exits) if self.counts(layer, step, share)]
-        filled = self.enabled + [0] * (len(self.chosen) - len(self.enabled))
+        unused = len(self.chosen) - len(self.enabled)
         weights = [self.weight_of(self.exits[index]) for index in self.enabled]
-        self.chosen.copy_(torch.tensor(filled))
-        self.weights.copy_(torch.tensor(weights + [0.0] * (len(filled) - len(weights))))
+        self.chosen.copy_(torch.tensor(self.enabled + [0] * unused))
+        self.weights.copy_(torch.tensor(weights + [0.0] * unused))
         return False
 
     def forward(self, done: TrainingPass) -> Tensor:
@@ -96,3 +97,24 @@ class EarlyExitLoss(ExtraLoss):
         for weight, stream in zip(self.weights, read, strict=False):
             total = total + weight * done.model.head.loss(done.model.model.norm(stream), done.labels, done.count)
         return total
+
+
+@extra_losses.register("reconstruction")
+class Reconstruction(ExtraLoss):
+    """The head's loss of each input token, read from its embedding: with bytes, the token's spelling."""
+
+    needs_layers = True
+
+    def __init__(self, config: Any, model: BraidForCausalLM):
+        super().__init__(config, model)
+        width, width_out = model.config.hidden_size, model.model.width_out
+        if width != width_out:
+            raise BraidError(
+                f"the head reads a width of {width_out} and the embedding has {width}: it cannot read an embedding",
+                "training.losses",
+                "Leave out the loss `reconstruction`, or let the last stage end at the embedding's width.",
+            )
+
+    def forward(self, done: TrainingPass) -> Tensor:
+        own = done.inputs.masked_fill(done.labels == IGNORED, IGNORED)
+        return done.model.head.loss(done.model.model.norm(done.layers[0]), own, done.count)

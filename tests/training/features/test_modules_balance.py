@@ -15,7 +15,7 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.losses import load, loads
 from braidlm.model.routing.router import RouterConfig, TopKRouter
-from braidlm.training.monitoring.step_metrics import StepMetrics
+from braidlm.training.monitoring.reporter import StepMetrics
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.objective import routers
 from braidlm.training.step.parallel import Rank
