@@ -53,7 +53,7 @@ def test_an_amount_is_read(text: object, count: int, unit: str) -> None:
         ("2.5 words", "'2.5 words' is not a whole number of words"),
         (0.5, "'0.5' is not a whole number of steps"),
         ({"count": -1}, "count: expected a whole number from 0 to"),
-        ({"count": 1, "unit": "miles"}, "an amount is in steps, tokens, words, got 'miles'"),
+        ({"count": 1, "unit": "miles"}, "unit: 'miles' is not one of steps, tokens, words"),
     ],
 )
 def test_what_is_no_amount_is_refused(text: object, problem: str) -> None:
@@ -131,7 +131,7 @@ def test_a_pace_reads_back(pace: Pace) -> None:
         ("1 steps to 10, then 5 to 5", "each part must end after the one before"),
         ("sometimes", "'sometimes' is not an amount"),
         ({"parts": [], "unit": "steps"}, "is not a pace: amounts above 0 are needed"),
-        ({"parts": [[1, None]], "unit": "miles"}, "a pace is in steps, tokens, words, got 'miles'"),
+        ({"parts": [[1, None]], "unit": "miles"}, "unit: 'miles' is not one of steps, tokens, words"),
     ],
 )
 def test_what_is_no_pace_is_refused(text: object, problem: str) -> None:

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, get_args
 
 from braidlm.core.console import count as short_count
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.ranges import MAX_INTEGER, Count, CountOrZero
 
-UNITS = ("steps", "tokens", "words")
+Unit = Literal["steps", "tokens", "words"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
 _MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 _NUMBER = r"[0-9][0-9_]{0,30}\.?[0-9]{0,30}(?:e[0-9]{1,2})?"
 """A number of bounded length: 1e999999999 would take hours to compute."""
@@ -24,11 +25,7 @@ class Amount:
     """A count of steps, tokens or words; written `500 steps`, `2.5M tokens`, `10M words`, or a number of steps."""
 
     count: CountOrZero
-    unit: str = "steps"
-
-    def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise BraidError(f"an amount is in {', '.join(UNITS)}, got '{self.unit}'")
+    unit: Unit = "steps"
 
     @classmethod
     def from_shorthand(cls, text: Any) -> dict[str, Any]:
@@ -68,8 +65,8 @@ def parse_amount(text: Any, unit: str = "steps") -> dict[str, Any]:
         raise BraidError(
             f"'{text}' is not an amount", todo="Write for example `500 steps`, `2.5M tokens`, `10M words`."
         )
-    number, multiple, unit_text = match.groups()
-    unit = unit_text.lower().rstrip("s") + "s" if unit_text else unit
+    number, multiple, given = match.groups()
+    unit = given.lower().rstrip("s") + "s" if given else unit
     value = Fraction(number.replace("_", "").rstrip(".")) * _MULTIPLES[multiple.lower()]  # floats would miss 2.3M
     if value.denominator != 1:
         raise BraidError(f"'{text}' is not a whole number of {unit}")
@@ -103,10 +100,8 @@ def repetition(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: 
 
 def never_read(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> str | None:
     """A message if a budget ends before documents that are read part by part are read to the last; None if not."""
-    if all(stream.pacing.part_after(0) == 0 for stream in streams):
-        return None
     share, _ = _share_of_epoch(budget, streams, tokens_per_step)
-    if share >= 1:
+    if share >= 1 or all(stream.pacing.part_after(0) == 0 for stream in streams):
         return None
     return (
         f"the budget of {budget} is {share:.0%} of an epoch, which reads documents in their order: the last ones are "
@@ -126,33 +121,32 @@ class Pace:
 
     parts: tuple[tuple[Count, Count | None], ...]
     """(every, until) in order; the last has no end."""
-    unit: str
+    unit: Unit
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise BraidError(f"a pace is in {', '.join(UNITS)}, got '{self.unit}'")
-        ends = [until for _, until in self.parts]
+        ends, problem = [until for _, until in self.parts], None
         if not self.parts or any(every < 1 for every, _ in self.parts):
-            raise BraidError(f"'{self}' is not a pace: amounts above 0 are needed")
-        if None in ends[:-1]:
-            raise BraidError(f"'{self}' is not a pace: each part but the last needs an end, as in `1M words to 10M`")
-        if any(later <= sooner for sooner, later in pairwise(end for end in (0, *ends) if end is not None)):
-            raise BraidError(f"'{self}' is not a pace: each part must end after the one before")
+            problem = "amounts above 0 are needed"
+        elif None in ends[:-1]:
+            problem = "each part but the last needs an end, as in `1M words to 10M`"
+        elif any(later <= sooner for sooner, later in pairwise(end for end in (0, *ends) if end is not None)):
+            problem = "each part must end after the one before"
+        if problem is not None:
+            raise BraidError(f"'{self}' is not a pace: {problem}")
 
     @classmethod
     def from_shorthand(cls, text: Any) -> "Pace":
         """`EVERY [UNIT] to END, then EVERY`; the first unit applies to all."""
         parts: list[tuple[int, int | None]] = []
-        unit = "steps"
-        for index, piece in enumerate(re.split(r"\s*,\s*(?:then\s+)?(?:every\s+)?", str(text).strip())):
+        unit: Any = None
+        for piece in re.split(r"\s*,\s*(?:then\s+)?(?:every\s+)?", str(text).strip()):
             every_text, _, until_text = re.sub(r"^every\s+", "", piece).partition(" to ")
-            every = parse_amount(every_text, unit)
-            if index == 0:
-                unit = every["unit"]
-            until = parse_amount(until_text, unit) if until_text else None
-            if {every["unit"], until["unit"] if until else unit} != {unit}:
+            every = parse_amount(every_text, unit or "steps")
+            unit = unit or every["unit"]
+            until = parse_amount(until_text, unit) if until_text else {"count": None, "unit": unit}
+            if (every["unit"], until["unit"]) != (unit, unit):
                 raise BraidError(f"'{text}' is not a pace: its amounts must be in one unit")
-            parts.append((every["count"], until["count"] if until else None))
+            parts.append((every["count"], until["count"]))
         return cls(tuple(parts), unit)
 
     def to_shorthand(self) -> str:

@@ -25,15 +25,7 @@ from braidlm.training.schedules import LearningRate
 RUN_ENTRIES = (METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
 NOT_IDENTITY = (
-    ("name",),
-    ("out",),
-    ("licence",),
-    ("log",),
-    ("samples",),
-    ("validation", "every"),
-    ("checkpoints", "keep"),
-    ("training", "threads"),
-    ("training", "activation_checkpointing"),
+    "name out licence log samples validation.every checkpoints.keep training.threads training.activation_checkpointing"
 )
 """Keys of logging, display, storage, speed and memory: a run whose recipe differs in these alone is the same run."""
 
@@ -44,9 +36,8 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise BraidError("a file stands where the run's folder should be", str(folder), "Choose another with out=DIR.")
     if is_run(folder):
-        before = {} if fresh else completed(read_yaml(folder / RECIPE))
-        changed = [] if fresh else list(changes(identity(before, recipe), identity(recipe, recipe)))
-        if changed:
+        before = recipe if fresh else completed(read_yaml(folder / RECIPE))
+        if changed := list(changes(identity(before, recipe), identity(recipe, recipe))):
             raise BraidError(
                 with_changes("this run folder belongs to another recipe (the folder's -> yours)", changed),
                 str(folder),
@@ -80,13 +71,14 @@ def _check_links(folder: Path, entries: tuple[str, ...]) -> None:
 def identity(recipe: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """What makes a run the run it is. A budget that is larger `now` is the same run, which goes on."""
     kept = copy.deepcopy(recipe)
-    for *sections, key in NOT_IDENTITY:
+    for *sections, key in (address.split(".") for address in NOT_IDENTITY.split()):
         section: Any = kept
         for name in sections:
             section = section.get(name) if isinstance(section, dict) else None
         if isinstance(section, dict):
             section.pop(key, None)
-    if may_go_on(budget_of(recipe), budget_of(now)):
+    had, has = budget_of(recipe), budget_of(now)
+    if had is not None and has is not None and had.unit == has.unit and had.count <= has.count:
         kept["training"]["budget"] = now["training"]["budget"]
     return kept
 
@@ -116,15 +108,9 @@ def earlier_budgets(lineage: dict[str, Any], training: TrainingConfig, progress:
     return [*budgets, {"budget": str(before), "until_step": progress.steps}]
 
 
-def may_go_on(before: Amount | None, now: Amount | None) -> bool:
-    """Whether a run with the first budget may go on to the second."""
-    return before is not None and now is not None and before.unit == now.unit and before.count <= now.count
-
-
 def _remove_run(folder: Path) -> None:
     """Remove what a run writes; anything else in its folder is somebody's own."""
-    for name in RUN_ENTRIES:
-        item = folder / name
+    for item in (folder / name for name in RUN_ENTRIES):
         if item.is_dir() and not item.is_symlink():
             shutil.rmtree(item)
         else:

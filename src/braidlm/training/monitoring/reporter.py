@@ -37,8 +37,8 @@ class Reporter:
     def __init__(self, recipe: Recipe, trained: Trainable, data: OpenData, stepper: Stepper, flops_per_token: int):
         self.recipe, self.trained, self.tokenizer, self.rank = recipe, trained, data.tokenizer, stepper.rank
         self.dtype, self.features = stepper.dtype, stepper.features
-        options = {"max_tokens": recipe.validation.tokens, "rows": recipe.training.batch}
-        self.held_out = {one.name: validation_windows(one, recipe.data.length, **options) for one in data.validation}
+        length, most, rows = recipe.data.length, recipe.validation.tokens, recipe.training.batch
+        self.held_out = {one.name: validation_windows(one, length, most, rows) for one in data.validation}
         self.metrics = StepMetrics(self.rank)
         self.usage_monitor = UsageMonitor(choices_of(trained.model))
         self.speed = SpeedMeter(flops_per_token, self.rank.device, self.rank.world_size)
@@ -241,8 +241,11 @@ def lowest_usage(usage: Sequence[float]) -> float:
 
 def choices_of(model: nn.Module) -> dict[str, Sequence[str]]:
     """By its address, the names of what each router or join chooses among."""
-    chooses = [module for module in model.modules() if hasattr(module, "address")]
-    return {str(one.address): getattr(one, "choices", None) or getattr(one, "names", ()) for one in chooses}
+    choices: dict[str, Any] = {}
+    for module in model.modules():
+        if hasattr(module, "address"):  # a router's or a join's
+            choices[str(module.address)] = getattr(module, "choices", None) or getattr(module, "names", ())
+    return choices
 
 
 class UsageMonitor:

@@ -29,7 +29,8 @@ class SpeedMeter:
 
     def __init__(self, flops_per_token: int, device: torch.device, processes: int):
         self.training_flops = TRAINING_FLOPS * flops_per_token
-        self.peak = peak_flops(device)
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        self.peak = next((peak for name, peak in PEAK_BF16.items() if name in gpu), None)
         self.processes = processes
         self.seconds = self.cores = 0.0
         """How long the last reading took, and the CPU time of this process in each of its seconds."""
@@ -51,20 +52,10 @@ class SpeedMeter:
         self.since, self.cpu, self.tokens = time.perf_counter(), time.process_time(), tokens
 
 
-def peak_flops(device: torch.device) -> float | None:
-    """The peak of the device, if it is known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for key, peak in PEAK_BF16.items() if key in name), None)
-
-
 def progress_note(record: dict[str, Any]) -> str:
     """The text beside the progress bar."""
-    parts = [f"loss {record['loss']:.3f}", f"{count(float(record['tokens_per_second']))} tokens/s"]
-    if "utilisation" in record:
-        parts.append(f"MFU {record['utilisation']:.0%}")
-    return "  ".join(parts)
+    used = f"  MFU {record['utilisation']:.0%}" if "utilisation" in record else ""
+    return f"loss {record['loss']:.3f}  {count(float(record['tokens_per_second']))} tokens/s{used}"
 
 
 def training_seconds(tokens: int, flops_per_token: int, flops_per_second: float) -> float:
@@ -82,13 +73,12 @@ def training_speed() -> float:
     return SHARE_OF_PRODUCTS * _product_speed(choose_device("auto"))
 
 
-def _product_speed(device: str, size: int = 1024, repeats: int = 3) -> float:
+def _product_speed(device: str, size: int = 1024) -> float:
     """FLOPs per second of a large matrix product, the best of a few, in the type that training uses there."""
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    matrix = torch.randn(size, size, device=device, dtype=dtype)
-    best = float("inf")
-    for _ in range(repeats + 1):  # the first also starts the library
+    matrix, seconds = torch.randn(size, size, device=device, dtype=dtype), []
+    for _ in range(4):  # the first also starts the library
         start = time.perf_counter()
         float((matrix @ matrix)[0, 0])  # waits for a GPU
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)

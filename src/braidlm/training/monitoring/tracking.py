@@ -8,7 +8,9 @@ import contextlib
 import json
 import secrets
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +69,8 @@ def drop_records_after(path: Path, step: int) -> int:
         return 0
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        try:
-            if parse_row(line)["step"] <= step:
-                kept.append(line)
-        except (BraidError, KeyError, TypeError):
-            continue
+        with contextlib.suppress(BraidError, KeyError, TypeError):
+            kept += [line] if parse_row(line)["step"] <= step else []
     write_text(path, "".join(kept))
     return len(kept)
 
@@ -80,11 +79,8 @@ class TensorBoardSink:
     """Scalars for TensorBoard."""
 
     def __init__(self, folder: Path, resumed_step: int):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise BraidError("TensorBoard is not installed", todo="pip install 'braidlm[track]'") from error
-        self.writer = SummaryWriter(str(folder), purge_step=resumed_step + 1 if resumed_step else None)
+        module = _import("torch.utils.tensorboard", "TensorBoard")
+        self.writer = module.SummaryWriter(str(folder), purge_step=resumed_step + 1 if resumed_step else None)
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
@@ -98,12 +94,12 @@ class WandbSink:
     """A Weights & Biases run that is resumed with the training run; offline with WANDB_MODE=offline."""
 
     def __init__(self, folder: Path, project: str, name: str):
+        wandb = _import("wandb", "Weights & Biases")
+        own = folder / "wandb-id"
+        if not own.is_file():
+            own.write_text(secrets.token_hex(4))
         try:
-            import wandb
-        except ImportError as error:
-            raise BraidError("Weights & Biases is not installed", todo="pip install 'braidlm[track]'") from error
-        try:
-            self.run = wandb.init(project=project, name=name, dir=str(folder), id=_run_id(folder), resume="allow")
+            self.run = wandb.init(project=project, name=name, dir=str(folder), id=own.read_text(), resume="allow")
         except wandb.errors.Error as error:
             advice = "Log in with `wandb login`, or set WANDB_MODE=offline."
             raise BraidError(f"Weights & Biases cannot be used: {error}", todo=advice) from error
@@ -115,22 +111,19 @@ class WandbSink:
         self.run.finish()
 
 
-def _run_id(folder: Path) -> str:
-    """The id of the run at Weights & Biases, kept in its folder."""
-    path = folder / "wandb-id"
-    if not path.is_file():
-        path.write_text(secrets.token_hex(4))
-    return path.read_text()
+def _import(module: str, title: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise BraidError(f"{title} is not installed", todo="pip install 'braidlm[track]'") from error
 
 
-def _numbers(prefix: str, facts: dict[str, Any]) -> list[tuple[str, float]]:
-    numbers: list[tuple[str, float]] = []
+def _numbers(prefix: str, facts: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in facts.items():
         if isinstance(value, dict):
-            numbers += _numbers(f"{prefix}/{name}", value)
+            yield from _numbers(f"{prefix}/{name}", value)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            numbers.append((f"{prefix}/{name}", float(value)))
-    return numbers
+            yield f"{prefix}/{name}", float(value)
 
 
 def record_event(run: Path, kind: str, **facts: Any) -> None:

@@ -49,7 +49,7 @@ class Checkpoints:
         position: dict[str, Any],
         tokenizer: BraidTokenizer | None,
         lineage: dict[str, Any],
-    ) -> Path:
+    ) -> None:
         """Write a checkpoint; when this returns it is on disk and good."""
         model_part, state_part = self.models / f".{name}.part", self.states / f".{name}.part"
         with explained_disk_errors(self.models / name), contextlib.ExitStack() as cleanup:
@@ -64,21 +64,19 @@ class Checkpoints:
             if self.rank.is_main:
                 with evaluating(state.features):
                     state.trained.write(model_part, tokenizer, lineage, name)
-                facts = {"saved": time.time_ns(), "processes": self.rank.world_size, **position}
-                write_json(state_part / POSITION, facts)
+                own = {"saved": time.time_ns(), "processes": self.rank.world_size}
+                write_json(state_part / POSITION, own | position)
                 write_json(state_part / MANIFEST, manifest_of(state_part, model_part))
                 make_final(state_part, self.states / name)  # first: a crash leaves no model without its state
                 make_final(model_part, self.models / name)
                 self._remove_interruptions(but=name)
                 self._prune()
             wait_for_all(self.rank)
-        return self.models / name
 
     def newest_good(self) -> str | None:
         """The newest checkpoint whose hashes are correct; damaged ones are skipped with a warning."""
         for name in reversed(self._in_order()):
-            problem = state_problem(self.states / name, self.models / name)
-            if problem is None:
+            if (problem := state_problem(self.states / name, self.models / name)) is None:
                 return name
             if self.rank.is_main:
                 warn(f"checkpoint {name} cannot be used ({problem}); trying the one before")
@@ -114,11 +112,9 @@ class Checkpoints:
             for part in folder.glob(".*.part"):
                 shutil.rmtree(part, ignore_errors=True)
             for old in folder.glob(".*.old"):
-                final = folder / old.stem.removeprefix(".")
-                if final.exists():
-                    shutil.rmtree(old, ignore_errors=True)
-                else:
+                if not (final := folder / old.stem.removeprefix(".")).exists():
                     os.rename(old, final)
+                shutil.rmtree(old, ignore_errors=True)
 
     def forget_after(self, name: str | None) -> None:
         """Remove the damaged states after `name`, so that they do not displace good ones when states are pruned.

@@ -32,6 +32,7 @@ from braidlm.training.step.parallel import Rank
 from braidlm.training.trainable import Trainable
 
 OPTIMIZER = "optimizer.safetensors"
+RANDOM = "random-{rank}.safetensors"
 STEP = "step"
 RANK = "{rank}"
 EARLIER_FORMAT = "tensors"
@@ -39,14 +40,6 @@ EARLIER_FORMAT = "tensors"
 METADATA = ".metadata"
 MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 VALUES = {("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
-
-
-def random_file(rank: Rank) -> str:
-    return f"random-{rank.index}.safetensors"
-
-
-def feature_file(one: Feature, rank: Rank) -> str:
-    return one.file.replace(RANK, str(rank.index))
 
 
 @dataclass(frozen=True)
@@ -74,12 +67,14 @@ class StepState:
 
 def write_state(folder: Path, state: StepState, rank: Rank) -> None:
     """Write this process's share of the state, without the model's weights."""
-    files = {random_file(rank): _random_states(rank)}
+    on_gpu = rank.device.type == "cuda"
+    random = {"cpu": torch.get_rng_state()} | ({"cuda": torch.cuda.get_rng_state(rank.device)} if on_gpu else {})
+    files = {_own_file(RANDOM, rank): random}
     if rank.is_main:
         files[OPTIMIZER] = dict(_optimizer_tensors(state))
     for one in state.features:
         if rank.is_main or RANK in one.file:
-            files.setdefault(feature_file(one, rank), {}).update(one.state())
+            files.setdefault(_own_file(one.file, rank), {}).update(one.state())
     for name, tensors in files.items():
         if tensors or name == OPTIMIZER:
             save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
@@ -89,10 +84,16 @@ def read_state(folder: Path, state: StepState, rank: Rank) -> None:
     """Restore what `write_state`, or an earlier version of Braid, wrote; nothing in the files is run."""
     tensors = _load(folder, rank)
     _put_optimizer_tensors(tensors, state)
-    _put_random_states(tensors, rank)
+    torch.set_rng_state(tensors["cpu"])
+    if "cuda" in tensors and rank.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["cuda"], rank.device)
     for one in state.features:
         if one.state():
-            one.load_state(load_file(folder / feature_file(one, rank)))
+            one.load_state(load_file(folder / _own_file(one.file, rank)))
+
+
+def _own_file(name: str, rank: Rank) -> str:
+    return name.replace(RANK, str(rank.index))
 
 
 @contextmanager
@@ -100,15 +101,11 @@ def explained_state_errors(folder: Path) -> Iterator[None]:
     """Refuse a state with correct hashes and wrong content: somebody changed it, or it is of another run."""
     try:
         yield
-    except BraidError as error:  # it may know better what to do
-        raise _unusable(folder, error.what, error.todo) from error
     except (SafetensorError, LookupError, OSError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise _unusable(folder, f"there is no {error}" if isinstance(error, KeyError) else str(error)) from error
-
-
-def _unusable(folder: Path, problem: str, todo: str | None = None) -> BraidError:
-    remove = "Remove this folder to go on from the checkpoint before it, or start anew with --fresh."
-    return BraidError(f"this saved state cannot be used: {problem}", str(folder), todo or remove)
+        problem = f"there is no {error}" if isinstance(error, KeyError) else getattr(error, "what", str(error))
+        todo = "Remove this folder to go on from the checkpoint before it, or start anew with --fresh."
+        todo = getattr(error, "todo", None) or todo  # a BraidError may know better what to do
+        raise BraidError(f"this saved state cannot be used: {problem}", str(folder), todo) from error
 
 
 def _load(folder: Path, rank: Rank) -> dict[str, Tensor]:
@@ -116,7 +113,7 @@ def _load(folder: Path, rank: Rank) -> dict[str, Tensor]:
         prefix = f"random.{rank.index}."
         named = read_distcp(folder / EARLIER_FORMAT, ("optimizer.", prefix))
         return {name.removeprefix("optimizer.").removeprefix(prefix): tensor for name, tensor in named.items()}
-    return {**load_file(folder / OPTIMIZER), **load_file(folder / random_file(rank))}
+    return {**load_file(folder / OPTIMIZER), **load_file(folder / _own_file(RANDOM, rank))}
 
 
 def _optimizer_tensors(state: StepState) -> Iterator[tuple[str, Tensor]]:
@@ -136,17 +133,6 @@ def _put_optimizer_tensors(tensors: dict[str, Tensor], state: StepState) -> None
             raise ValueError(f"it is of another model ({name}: {listed(problems)})")
         # Fused AdamW counts its steps on the device.
         states[parameter] = {key: tensor.to(parameter.device) for key, tensor in found.items()}
-
-
-def _random_states(rank: Rank) -> dict[str, Tensor]:
-    cuda = {"cuda": torch.cuda.get_rng_state(rank.device)} if rank.device.type == "cuda" else {}
-    return {"cpu": torch.get_rng_state(), **cuda}
-
-
-def _put_random_states(tensors: dict[str, Tensor], rank: Rank) -> None:
-    torch.set_rng_state(tensors["cpu"])
-    if "cuda" in tensors and rank.device.type == "cuda":
-        torch.cuda.set_rng_state(tensors["cuda"], rank.device)
 
 
 class Record:
@@ -179,22 +165,18 @@ def read_distcp(folder: Path, prefixes: tuple[str, ...]) -> dict[str, Tensor]:
             entries = MetadataReader(file).load().fields["storage_data"]
         where = {index.fields["fqn"]: entry.fields for index, entry in entries.items()}
         names = [name for name in where if name.startswith(prefixes)]
-        return {name: _read_tensor(folder, **_file_and_range(where[name])) for name in names}
+        return {name: _read_tensor(folder, where[name]) for name in names}
     except Exception as error:  # a damaged pickle may raise anything
         raise ValueError(next(iter(str(error).splitlines()), type(error).__name__)) from error
 
 
-def _file_and_range(entry: dict[str, Any]) -> dict[str, Any]:
-    name, offset, length = str(entry["relative_path"]), int(entry["offset"]), int(entry["length"])
+def _read_tensor(folder: Path, entry: dict[str, Any]) -> Tensor:
+    name = str(entry["relative_path"])
     if Path(name).name != name:
         raise ValueError(f"it names a file of another folder ({name})")
-    return {"name": name, "offset": offset, "length": length}
-
-
-def _read_tensor(folder: Path, name: str, offset: int, length: int) -> Tensor:
     with open(folder / name, "rb") as file:
-        file.seek(offset)
-        tensor = torch.load(io.BytesIO(file.read(length)), map_location="cpu", weights_only=True)
+        file.seek(int(entry["offset"]))
+        tensor = torch.load(io.BytesIO(file.read(int(entry["length"]))), map_location="cpu", weights_only=True)
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} holds something else than a tensor")
     return tensor

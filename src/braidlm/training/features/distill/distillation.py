@@ -118,7 +118,8 @@ class Distillation(ExtraLoss):
     @torch.compiler.disable  # it computes its gradients itself
     def forward(self, done: TrainingPass) -> Tensor:
         used = [p for p in (*done.model.head.parameters(), *self.parameters()) if p.requires_grad]
-        slices = slices_of(*done.inputs.shape, done.model.config.vocab_size)
+        rows, time = done.inputs.shape
+        slices = slices_of(rows, time, done.model.config.vocab_size)
         return sliced_loss(self.evaluator(done), (done.hidden, *done.read.values()), slices, used) / done.count
 
     def evaluator(self, done: TrainingPass) -> Evaluator:
