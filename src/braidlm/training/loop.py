@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -39,7 +40,7 @@ from braidlm.training.step.compute import (
     using_threads,
 )
 from braidlm.training.step.optimizers.contract import decay_outlasts_rate
-from braidlm.training.step.parallel import Rank, sum_over_processes
+from braidlm.training.step.parallel import Rank, sum_over_processes, wait_for_all
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainable import Trainable
 
@@ -84,20 +85,11 @@ class StopSignal:
 class Trainer:
     """One run in memory."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        trained: Trainable,
-        data: OpenData,
-        checkpoints: Checkpoints,
-        lineage: dict[str, Any],
-        rank: Rank,
-    ):
+    def __init__(self, recipe: Recipe, trained: Trainable, data: OpenData, lineage: dict[str, Any], rank: Rank):
         """`lineage` is what checkpoints say of the recipe and of its sources."""
         self.recipe, self.trained, self.data, self.rank = recipe, trained, data, rank
-        self.model = trained.model
-        self.checkpoints = checkpoints
-        training = recipe.training
+        self.model, training = trained.model, recipe.training
+        self.checkpoints = Checkpoints(Path(recipe.folder), rank, recipe.checkpoints.keep)
         self.budget = training.budget
         dtype = choose_dtype(training.precision, rank.device)
         self.features = make_features(Setup(self.model, training, rank, dtype, recipe.seed, recipe.data, data))
@@ -108,17 +100,10 @@ class Trainer:
         parts: Sequence[Part] = [(1.0, length)]
         for one in self.features:
             length, parts = one.text_length(length), one.attended(parts)
-        self.loader = Loader(
-            data.train,
-            chunkings.build(recipe.data.chunking),
-            length,
-            rows=training.batch,
-            accumulation=training.accumulation,
-            seed=recipe.seed,
-            mix=recipe.data.mix,
-            rank=rank.index,
-            world=rank.world_size,
-        )
+        rows = {"rows": training.batch, "accumulation": training.accumulation}
+        own = {"seed": recipe.seed, "rank": rank.index, "world": rank.world_size}
+        chunking = chunkings.build(recipe.data.chunking)
+        self.loader = Loader(data.train, chunking, length, mix=recipe.data.mix, **rows, **own)
         self.learning_rate = LearningRate(training)
         self.progress = Progress()
         self.rate = 0.0
@@ -158,8 +143,23 @@ class Trainer:
     def finished(self) -> bool:
         return self.progress.done(self.budget.unit) >= self.budget.count
 
-    def restore(self, name: str) -> None:
-        """Resume exactly where a checkpoint was saved."""
+    def resume(self) -> str | None:
+        """Resume from the newest good checkpoint; returns its name, or None where there is none."""
+        if self.rank.is_main:
+            self.checkpoints.remove_leftovers()
+        wait_for_all(self.rank)
+        name = self.checkpoints.newest_good()
+        if name is None:
+            self.checkpoints.check_empty()
+        else:
+            self._restore(name)
+        wait_for_all(self.rank)
+        if self.rank.is_main:
+            self.checkpoints.forget_after(name)
+        return name
+
+    def _restore(self, name: str) -> None:
+        """Go on exactly where a checkpoint was saved."""
         for one in self.features:
             one.check_checkpoint(self.checkpoints.models / name)
         with explained_state_errors(self.checkpoints.states / name):
@@ -239,7 +239,7 @@ class Trainer:
 
     def _after_step(self, before: Progress, tracker: Tracker | None, advance: Callable | None) -> None:
         now = self.progress
-        if self.finished or self._at_record():
+        if self.finished or now.steps % self.recipe.log.every == 0:
             self._check_finite()
             record = self.reporter.record_losses(now, self.rate, self.loader.epochs, tracker)
             if advance is not None:
@@ -252,9 +252,6 @@ class Trainer:
         if self.finished or self._due(self.recipe.checkpoints.every, before):
             self._save(tracker)
 
-    def _at_record(self) -> bool:
-        return self.progress.steps % self.recipe.log.every == 0
-
     def _due(self, pace: Pace | None, before: Progress) -> bool:
         """Whether a mark of the pace was reached in the last step."""
         if pace is None:
@@ -264,9 +261,9 @@ class Trainer:
 
     def _stop_requested(self) -> bool:
         """Processes must agree, which synchronises: on several GPUs only where a record synchronises anyway."""
-        if self.rank.world_size > 1 and self.rank.device.type == "cuda" and not self._at_record():
-            return False
-        return self.stop.requested()
+        several_gpus = self.rank.world_size > 1 and self.rank.device.type == "cuda"
+        at_record = self.progress.steps % self.recipe.log.every == 0
+        return (at_record or not several_gpus) and self.stop.requested()
 
     def _check_finite(self) -> None:
         if problem := self.reporter.metrics.read():
@@ -297,8 +294,7 @@ class Trainer:
         facts = {**asdict(self.progress), **self.reporter.last, **self.reporter.weights_facts()}
         facts |= {"earlier_budgets": self.earlier_budgets} if self.earlier_budgets else {}
         facts |= {"interrupted": True} if interrupted else {}
-        lineage = {**self.lineage, "training": facts}
-        name, tokenizer = checkpoint_name(self.recipe.checkpoints.every, self.progress), self.data.tokenizer
-        self.checkpoints.save(name, self.state, position, tokenizer, lineage)
+        name = checkpoint_name(self.recipe.checkpoints.every, self.progress)
+        self.checkpoints.save(name, self.state, position, self.data.tokenizer, {**self.lineage, "training": facts})
         self.saved_at = self.progress.steps
         self.reporter.speed.pause(self.progress.tokens)

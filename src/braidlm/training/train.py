@@ -1,8 +1,6 @@
 """`braid train`: a recipe into a run folder, from the beginning or resumed."""
 
 import contextlib
-import hashlib
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 from braidlm.core import console
 from braidlm.core.devices import check_training_fits, device_name
 from braidlm.core.errors import BraidError
+from braidlm.core.files import json_sha256
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.adapters import check_peft
 from braidlm.core.models.folders import check_vocabulary, read_tokenizer, set_special_ids
@@ -34,7 +33,6 @@ from braidlm.training.lora import Adapter
 from braidlm.training.monitoring.tracking import Tracker, record_event
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, claimed
-from braidlm.training.saving.checkpoints import Checkpoints
 from braidlm.training.start_from import (
     check_length,
     check_not_quantised,
@@ -44,7 +42,7 @@ from braidlm.training.start_from import (
     train_gates_alone,
     use_routing_losses,
 )
-from braidlm.training.step.parallel import Rank, join_group, main_first, wait_for_all
+from braidlm.training.step.parallel import Rank, join_group, main_first
 from braidlm.training.trainable import Trainable, TrainableBraid
 
 
@@ -71,11 +69,8 @@ class Run:
     def _repr_html_(self) -> str:
         """In a notebook: what was trained, and the last records of its metrics."""
         last = last_records(self.folder)
-        figures = {
-            **self.facts(),
-            "loss": last.get("train", {}).get("loss"),
-            "bits per byte": last.get("validation", {}).get("bits_per_byte"),
-        }
+        loss, bits = last.get("train", {}).get("loss"), last.get("validation", {}).get("bits_per_byte")
+        figures = {**self.facts(), "loss": loss, "bits per byte": bits}
         return notebook(Table(("run", self.folder.name), list(figures.items())))
 
 
@@ -110,13 +105,11 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     trained = _make_trainable(loaded, data, rank.device)
     # Dropout differs between processes, weights do not.
     torch.manual_seed((recipe.seed * 1000 + rank.index) % MAX_INTEGER)
-    checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep)
-    trainer = Trainer(recipe, trained, data, checkpoints, _lineage(loaded, data), rank)
+    trainer = Trainer(recipe, trained, data, _lineage(loaded, data), rank)
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
         if rank.is_main:
             record_orders(data.train, folder / ORDER)
-        resumed = _resume(trainer, checkpoints, rank)
-        return _run(trainer, folder, checkpoints, resumed)
+        return _run(trainer, folder)
 
 
 def _make_trainable(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> Trainable:
@@ -160,37 +153,21 @@ def _add_adapter(model: BraidForCausalLM, loaded: LoadedRecipe) -> Adapter | Non
     return adapter
 
 
-def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank) -> str | None:
-    """Resume from the newest good checkpoint, if there is one."""
-    if rank.is_main:
-        checkpoints.remove_leftovers()
-    wait_for_all(rank)
-    name = checkpoints.newest_good()
-    if name is None:
-        checkpoints.check_empty()
-    else:
-        trainer.restore(name)
-    wait_for_all(rank)
-    if rank.is_main:
-        checkpoints.forget_after(name)
-    return name
-
-
-def _run(trainer: Trainer, folder: Path, checkpoints: Checkpoints, resumed: str | None) -> Run:
-    finished = trainer.finished
+def _run(trainer: Trainer, folder: Path) -> Run:
+    """Resume the run if there is a checkpoint, and train it to its end."""
+    resumed, finished = trainer.resume(), trainer.finished
     if finished:
         console.say(f"{folder} is finished already ({trainer.budget}).")
     else:
         if resumed:
             console.say(f"Going on from checkpoint {resumed} (step {trainer.progress.steps:,}).")
         finished = _track(trainer, folder)
-    newest = checkpoints.newest_good()
+    newest = trainer.checkpoints.newest_good()
     assert newest is not None  # the run always saves when it ends or is stopped
     if not finished:
         console.say(f"Stopped and saved as {newest}. The same command goes on from there.")
-    stopped_by = None if finished else trainer.stop.interruption
-    trainable = trainable_parameters(trainer.model)
-    return Run(folder, checkpoints.models / newest, trainer.progress, finished, stopped_by, trainable)
+    stopped_by, model = None if finished else trainer.stop.interruption, trainer.checkpoints.models / newest
+    return Run(folder, model, trainer.progress, finished, stopped_by, trainable_parameters(trainer.model))
 
 
 def _track(trainer: Trainer, folder: Path) -> bool:
@@ -206,8 +183,8 @@ def _track(trainer: Trainer, folder: Path) -> bool:
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "flops_per_token": trainer.trained.flops_per_token(trainer.recipe.data.length),
     }
-    trained, whole = console.count(trainable_parameters(trainer.model)), console.count(facts["parameters"])
-    which = trained if trained == whole else f"{trained} of {whole}"
+    counts = (console.count(trainable_parameters(trainer.model)), console.count(facts["parameters"]))
+    which = " of ".join(dict.fromkeys(counts))
     console.say(f"Training {which} parameters for {trainer.budget} ({facts['device']}), in {folder}")
     record_event(folder, "start", **facts)
     with contextlib.closing(tracker):
@@ -265,7 +242,6 @@ def _make_model(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> B
 def _lineage(loaded: LoadedRecipe, data: OpenData) -> dict[str, Any]:
     """What the lineage of every checkpoint says of the recipe and of its sources."""
     recipe = loaded.as_dict()
-    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     sources: list[dict[str, Any]] = [
         {"data": s.name, "tokens": len(s), "words": s.words, "subset": vars(s.subset)} for s in data.train
     ]
@@ -274,4 +250,10 @@ def _lineage(loaded: LoadedRecipe, data: OpenData) -> dict[str, Any]:
     if loaded.recipe.decoder:
         sources.append(open_decoder(loaded.recipe).record())
     licence = {"licence": loaded.recipe.licence} if loaded.recipe.licence else {}
-    return {"made_by": "braid train", "recipe": recipe, "recipe_sha256": digest, "sources": sources, **licence}
+    return {
+        "made_by": "braid train",
+        "recipe": recipe,
+        "recipe_sha256": json_sha256(recipe),
+        "sources": sources,
+        **licence,
+    }
