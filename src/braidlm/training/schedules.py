@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from braidlm.model.config.ranges import Probability, Share
-from braidlm.model.config.registry import Choice, Registry
+from braidlm.model.config.registry import Choice, NoOptions, Registry
 from braidlm.training.amounts import Progress
 
 schedules = Registry("schedule")
@@ -46,11 +46,6 @@ class Linear(Schedule):
 
     def __call__(self, progress: float) -> float:
         return 1 - (1 - self.config.final) * min(progress, 1.0)
-
-
-@dataclass
-class NoOptions:
-    """A schedule without options."""
 
 
 @schedules.register("constant")
@@ -95,18 +90,11 @@ class LearningRate:
         self.schedule = schedules.build(config.schedule)
 
     def __call__(self, before: Progress, after: Progress) -> float:
-        return self.max_rate * self._warmup_factor(after) * self.schedule(self._schedule_progress(before))
-
-    def _warmup_factor(self, after: Progress) -> float:
-        """The share of the warm-up that is done after the step, so that the first step has a rate above zero."""
-        if not self.warmup.count:
-            return 1.0
-        return min(after.done(self.warmup.unit) / self.warmup.count, 1.0)
-
-    def _schedule_progress(self, before: Progress) -> float:
-        """Progress from the end of the warm-up to the end of the budget, which may be counted in another unit."""
-        share, warmed = before.share(self.budget), before.done(self.warmup.unit)
-        if warmed <= self.warmup.count:
-            return 0.0
-        end_of_warmup = share * self.warmup.count / warmed
-        return (share - end_of_warmup) / (1 - end_of_warmup)
+        unit, length = self.warmup.unit, self.warmup.count
+        # The share of the warm-up that is done after the step, so that the first step has a rate above zero.
+        risen = min(after.done(unit) / length, 1.0) if length else 1.0
+        share, warmed, progress = before.share(self.budget), before.done(unit), 0.0
+        if warmed > length:  # from the end of the warm-up to that of the budget, which may be counted in another unit
+            end_of_warmup = share * length / warmed
+            progress = (share - end_of_warmup) / (1 - end_of_warmup)
+        return self.max_rate * risen * self.schedule(progress)

@@ -250,10 +250,5 @@ def _lineage(loaded: LoadedRecipe, data: OpenData) -> dict[str, Any]:
     if loaded.recipe.decoder:
         sources.append(open_decoder(loaded.recipe).record())
     licence = {"licence": loaded.recipe.licence} if loaded.recipe.licence else {}
-    return {
-        "made_by": "braid train",
-        "recipe": recipe,
-        "recipe_sha256": json_sha256(recipe),
-        "sources": sources,
-        **licence,
-    }
+    made = {"made_by": "braid train", "recipe": recipe, "recipe_sha256": json_sha256(recipe)}
+    return {**made, "sources": sources, **licence}
