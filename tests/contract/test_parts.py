@@ -325,7 +325,7 @@ def test_a_saved_folder_loads_bit_equal(model: BraidForCausalLM, opened: Any, tm
     model = model.float()
     ids = random_ids(2, 8)
     loaded = opened(save_model(model, tmp_path / "m", None, {"made_by": "a test"}))
-    assert loaded.config.architecture == model.config.braid_config
+    assert loaded.config.architecture == model.config.architecture
     ours, theirs = model.state_dict(), loaded.state_dict()
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -231,4 +231,4 @@ def test_random_states_and_copies_keep_what_is_shared(tmp_path: Path) -> None:
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "a", trust_remote_code=True)
     again.save_pretrained(tmp_path / "b")
     assert (tmp_path / "a" / WEIGHTS).read_bytes() == (tmp_path / "b" / WEIGHTS).read_bytes()
-    assert json.loads((tmp_path / "b" / "config.json").read_text())["architecture"] == model.config.braid_config
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["architecture"] == model.config.architecture

@@ -176,7 +176,7 @@ def _pruned(source: OpenedBraid, name: str, plan: EditPlan) -> OpenedModel:
         empty = skeleton(plan.model.config)  # the plan's own stays empty: all plans are kept until the end
         return assemble(empty, plan.account, {SOURCE: source}, seed=1).to(device)
 
-    known = {"of": source.sha256, "architecture": plan.model.config.braid_config}
+    known = {"of": source.sha256, "architecture": plan.model.config.architecture}
     sha256 = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
     return source.changed(name, sha256, load)
 
