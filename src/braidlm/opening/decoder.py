@@ -5,19 +5,20 @@ as a decoder too, so that adapters may stand on adapters.
 """
 
 import hashlib
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from braidlm.core.devices import check_weights_fit, weights_bytes
 from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import Cost, training_bytes
+from braidlm.core.models.accounting import Cost, cost_facts
 from braidlm.core.models.adapters import check_peft
 from braidlm.core.models.folders import errors_of_transformers, load_lineage
 from braidlm.core.models.integrity import check_hash, model_hash, not_finite, not_finite_error
@@ -47,7 +48,13 @@ class OpenedDecoder(OpenedModel):
         if self.has_gates:
             self.base = decoder_by_name(read_adapter(self.folder).base)
         elif self.has_lora:
-            self.base = decoder_by_name(_base_of_lora(self.folder))
+            base = read_json(self.folder / LORA_CONFIG).get("base_model_name_or_path")
+            if not isinstance(base, str) or not base:
+                raise BraidError(
+                    "these adapters do not say which model they are for (no base_model_name_or_path)",
+                    str(self.folder / LORA_CONFIG),
+                )
+            self.base = decoder_by_name(base)
         elif read_json(self.folder / CONFIG).get("model_type") == BraidConfig.model_type:
             raise BraidError(
                 "this is a Braid model, not a decoder of transformers",
@@ -130,7 +137,7 @@ class OpenedDecoder(OpenedModel):
         if self.base is None:
             with torch.device("meta"), errors_of_transformers(self.folder):
                 model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config, dtype=dtype)
-            return _with_gates_in_float32(model, {})
+            return _with_gates_in_float32(model, [])
         model = self.base.skeleton(dtype)
         if self.has_gates:
             attach(model, read_adapter(self.folder).gates)
@@ -152,7 +159,13 @@ class OpenedDecoder(OpenedModel):
             return _load_plain(self.folder, dtype)
         model = self.base._in_memory(dtype)
         if self.has_lora:
-            model = _with_lora(model, self.folder)
+            check_peft("use a model whose adapters are merged.")
+            from peft import PeftModel
+
+            with errors_of_transformers(self.folder):
+                adapted: Any = PeftModel.from_pretrained(model, str(self.folder))
+                model = adapted.merge_and_unload()
+            model.requires_grad_(True)  # peft has frozen it
         if self.has_gates:
             load_adapter(self.folder, model, self.base.folder)
         return model
@@ -166,7 +179,8 @@ def decoder_by_name(name: StrPath) -> OpenedDecoder:
 
 def _load_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     register_gated(folder)
-    for path in sorted(folder.glob("*.safetensors")):
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files:
         check_hash(path, load_lineage(folder))
     with errors_of_transformers(folder):
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -178,61 +192,38 @@ def _load_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             str(folder),
             "config.json and the weights must come from the same model.",
         )
-    return _with_gates_in_float32(model, {} if dtype == torch.float32 else _stored_gates(model, folder))
+    return _with_gates_in_float32(model, [] if dtype == torch.float32 else files)
 
 
 @torch.no_grad()
-def _with_gates_in_float32(model: PreTrainedModel, stored: dict[str, Tensor]) -> PreTrainedModel:
-    """A decoder that was made with gates, which have the type of its own weights, with gates of their own type."""
+def _with_gates_in_float32(model: PreTrainedModel, files: Sequence[Path]) -> PreTrainedModel:
+    """A decoder that was made with gates, which have the type of its own weights, with gates of their own type.
+
+    The gates in `files` are as they were before they were rounded to the type of the other weights.
+    """
     if isinstance(model, GatedDecoder):
         for gate in gates_of(model).values():
             gate.float()
-        for name, parameter in gate_tensors(model).items():
-            if name in stored:
-                parameter.copy_(stored[name])
+        own = gate_tensors(model)
+        for path in files:
+            with safe_open(path, "pt") as file:
+                for name in own.keys() & set(file.keys()):
+                    own[name].copy_(file.get_tensor(name))
     return model
-
-
-def _stored_gates(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
-    """The gates in the files of a folder, before they were rounded to the type of the other weights."""
-    found: dict[str, Tensor] = {}
-    wanted = set(gate_tensors(model)) if isinstance(model, GatedDecoder) else set()
-    for path in sorted(folder.glob("*.safetensors")) if wanted else []:
-        with safe_open(path, "pt") as file:
-            found |= {name: file.get_tensor(name) for name in wanted & set(file.keys())}
-    return found
-
-
-def _base_of_lora(folder: Path) -> str:
-    base = read_json(folder / LORA_CONFIG).get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        raise BraidError(
-            "these adapters do not say which model they are for (no base_model_name_or_path)",
-            str(folder / LORA_CONFIG),
-        )
-    return base
-
-
-def _with_lora(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The model with adapters in its matrices."""
-    check_peft("use a model whose adapters are merged.")
-    from peft import PeftModel
-
-    with errors_of_transformers(folder):
-        adapted: Any = PeftModel.from_pretrained(model, str(folder))
-        merged: PreTrainedModel = adapted.merge_and_unload()
-    merged.requires_grad_(True)  # peft has frozen it
-    return merged
 
 
 def decoder_cost(model: PreTrainedModel, length: int) -> Cost:
     """The whole decoder's cost at sequences of `length`."""
-    return sum((cost for _, cost in cost_rows(model, length)), Cost())
+    return sum(cost_rows(model, length).values(), Cost())
 
 
-def cost_rows(model: PreTrainedModel, length: int) -> list[tuple[str, Cost]]:
+def cost_rows(model: PreTrainedModel, length: int) -> dict[str, Cost]:
     """The costs of embedding, layers, their gates, what else there is, and head."""
-    parts, share = find_parts(model), _active_experts(model)
+    parts, config = find_parts(model), model.config.get_text_config()
+    used = getattr(config, "num_experts_per_tok", None)
+    counts = [getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts")]
+    experts = next(filter(None, counts), None)
+    share = used / experts if used and experts else 1.0  # of the experts, which a token uses
     rows = {name: Cost() for name in ("embedding", "layers", "gates", "others", "head")}
     head = set(parts.head.parameters())
     for name, parameter in model.named_parameters():
@@ -243,13 +234,12 @@ def cost_rows(model: PreTrainedModel, length: int) -> list[tuple[str, Cost]]:
         row.active_parameters += round(active * parameter.numel())
         if parameter.ndim > 1 and owner not in ("embedding", "others"):
             row.flops_per_token += round(2 * active * parameter.numel())
-    config = model.config.get_text_config()
     # Scores and sums of values: two products of each token with the half of the sequence that it sees on average.
     scores = 2 * (length + 1) * attention_heads(config) * head_size(config)
     rows["layers"].flops_per_token += scores * config.num_hidden_layers
     if tied := sum(p.numel() for p in head & set(parts.embedding.parameters())):
         rows["head"].flops_per_token += 2 * tied  # it is counted once, and still multiplied
-    return [(name, cost) for name, cost in rows.items() if cost != Cost()]
+    return {name: cost for name, cost in rows.items() if cost != Cost()}
 
 
 def attention_heads(config: Any) -> int:
@@ -272,15 +262,6 @@ def _owner(name: str, parameter: nn.Parameter, parts: Any) -> str:
     return "others"
 
 
-def _active_experts(model: PreTrainedModel) -> float:
-    """The share of the experts that a token uses; 1 where there are none."""
-    config = model.config.get_text_config()
-    used = getattr(config, "num_experts_per_tok", None)
-    counts = [getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts")]
-    there = next((count for count in counts if count), None)
-    return used / there if used and there else 1.0
-
-
 def decoder_facts(opened: OpenedDecoder, length: int | None = None) -> dict[str, Any]:
     """Size, cost per token at sequences of `length` (by default the context), and memory."""
     decode(Length | None, length, "length")
@@ -288,29 +269,23 @@ def decoder_facts(opened: OpenedDecoder, length: int | None = None) -> dict[str,
     config = opened.config.get_text_config()
     length = length or opened.context or 1
     costs = cost_rows(model, length)
-    cost = sum((row for _, row in costs), Cost())
     depth, heads = config.num_hidden_layers, attention_heads(config)
     cached = 2 * depth * (getattr(config, "num_key_value_heads", None) or heads) * head_size(config)
-    rows = [{"name": name, "layers": depth if name == "layers" else None, **vars(row)} for name, row in costs]
-    return {
-        **vars(cost),
-        "length": length,
-        "vocab_size": config.vocab_size,
-        "width": config.hidden_size,
-        "context": opened.context or 0,
-        "layers": depth,
-        "stages": rows,
-        "ends": None,
-        "compression": [],
-        "trainable": True,
-        "memory": {
-            "weights_float32": 4 * cost.parameters,
-            "weights_bfloat16": 2 * cost.parameters,
-            "training_adamw": training_bytes(cost.parameters),
-            "cache_float32": 4 * cached * length,
-        },
-        "kernels": {"summary": "plain, as transformers computes it", "refusals": {}},
-    }
+    rows = [{"name": name, "layers": depth if name == "layers" else None, **vars(row)} for name, row in costs.items()]
+    facts = cost_facts(
+        sum(costs.values(), Cost()),
+        length,
+        cached,
+        vocab_size=config.vocab_size,
+        width=config.hidden_size,
+        context=opened.context or 0,
+        layers=depth,
+        stages=rows,
+        ends=None,
+        compression=[],
+        trainable=True,
+    )
+    return facts | {"kernels": {"summary": "plain, as transformers computes it", "refusals": {}}}
 
 
 def decoder_notes(opened: OpenedDecoder) -> list[str]:

@@ -6,16 +6,12 @@ derives from the decoder's own class in transformers. The type of the model is a
 nothing can open the folder and leave out the gates unnoticed.
 """
 
-import hashlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -28,9 +24,17 @@ from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
 from braidlm.core.models.card import exported_card
-from braidlm.core.models.folders import load_lineage, versions
-from braidlm.core.models.integrity import ALLOW_CHANGED, check_finite, check_hash, file_sha256
+from braidlm.core.models.folders import load_lineage, write_lineage
+from braidlm.core.models.integrity import (
+    ALLOW_CHANGED,
+    WEIGHT_FILES,
+    check_finite,
+    check_hash,
+    model_hash,
+    opened_weights,
+)
 from braidlm.core.reading import read_json
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.bundle import ROOT, join_files
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
@@ -38,7 +42,6 @@ from braidlm.model.gates import GatedDecoder, GatesConfig, gate_kinds
 from braidlm.opening.gating import attach, detach, find_parts, gates_of
 
 GATES, GATE_CONFIG = "gates.safetensors", "gate_config.json"
-WEIGHT_FILES = ("*.safetensors", "*.bin")
 USE = """These are gates for the model {base}, which is needed beside them:
 
 ```python
@@ -66,17 +69,6 @@ class GateAdapter:
     gates: GatesConfig
     format: int = 1
 
-    def attach(self, model: PreTrainedModel) -> None:
-        """Put gates at zero around the layers of a decoder like the one that these gates are for."""
-        parts = find_parts(model)
-        if (parts.width, len(parts.layers)) != (self.width, self.depth):
-            raise BraidError(
-                f"these gates are for another model, of width {self.width} and {self.depth} layers; "
-                f"this one has width {parts.width} and {len(parts.layers)} layers",
-                todo=f"Load them on {self.base}.",
-            )
-        attach(model, self.gates)
-
 
 def is_adapter(folder: Path | str) -> bool:
     """Whether a folder holds gates for a base model that it names."""
@@ -94,12 +86,10 @@ def read_adapter(folder: Path | str) -> GateAdapter:
 
 
 def weights_sha256(base: Path | str) -> str:
-    """SHA-256 over the files of a folder that hold weights; each is read once a process."""
-    files = sorted({path for pattern in WEIGHT_FILES for path in Path(base).glob(pattern)})
-    if not files:
+    """The SHA-256 over the files of a folder that hold weights."""
+    if not any(any(Path(base).glob(pattern)) for pattern in WEIGHT_FILES):
         raise BraidError("this folder holds no weights", str(base))
-    lines = "".join(f"{path.name} {file_sha256(path)}\n" for path in files)
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return model_hash(Path(base), WEIGHT_FILES)
 
 
 def gates_config_of(model: PreTrainedModel) -> GatesConfig:
@@ -111,7 +101,7 @@ def gates_config_of(model: PreTrainedModel) -> GatesConfig:
 
 
 def save_adapter(
-    model: PreTrainedModel, folder: Path | str, base: str, base_sha256: str | None, lineage: Mapping[str, Any]
+    model: PreTrainedModel, folder: Path | str, base: str, base_sha256: str | None, lineage: dict[str, Any]
 ) -> Path:
     """Write the gates of a decoder, in one atomic step."""
     with atomic_folder(folder) as scratch:
@@ -120,7 +110,13 @@ def save_adapter(
 
 
 def write_adapter_files(
-    model: PreTrainedModel, folder: Path, base: str, base_sha256: str | None, lineage: Mapping[str, Any], name: str
+    model: PreTrainedModel,
+    folder: Path,
+    base: str,
+    base_sha256: str | None,
+    lineage: dict[str, Any],
+    name: str,
+    tokenizer: BraidTokenizer | None = None,
 ) -> None:
     """The files of an adapter, into a folder that the caller makes final."""
     parts, gates = find_parts(model), gates_config_of(model)
@@ -128,14 +124,7 @@ def write_adapter_files(
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in gate_tensors(model).items()}
     save_file(tensors, folder / GATES, metadata={"format": "pt"})
     write_json(folder / GATE_CONFIG, encode(adapter))
-    record = {
-        "format": 1,
-        **lineage,
-        "weights": {"file": GATES, "sha256": sha256_of(folder / GATES)},
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-    }
-    write_json(folder / "lineage.json", record)
+    record = write_lineage(folder, tokenizer, lineage, {"file": GATES, "sha256": sha256_of(folder / GATES)})
     write_text(folder / "README.md", f"{exported_card(name, record)}\n## Use\n{USE.format(base=base)}\n")
 
 
@@ -157,11 +146,23 @@ def load_adapter(folder: Path | str, model: PreTrainedModel, base: Path | str | 
     adapter = read_adapter(folder)
     if base is not None:
         check_base(adapter, base, folder)
-    stored = _read_tensors(Path(folder))
+    path = Path(folder) / GATES
+    with opened_weights(path) as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    check_hash(path, load_lineage(folder))
+    check_finite(path)
     with errors_at(str(folder)):
-        adapter.attach(model)
+        parts = find_parts(model)
+        if (parts.width, len(parts.layers)) != (adapter.width, adapter.depth):
+            raise BraidError(
+                f"these gates are for another model, of width {adapter.width} and {adapter.depth} layers; "
+                f"this one has width {parts.width} and {len(parts.layers)} layers",
+                todo=f"Load them on {adapter.base}.",
+            )
+        attach(model, adapter.gates)
     own = gate_tensors(model)
-    if problems := compare_shapes(_shapes(own), _shapes(stored), f"{GATE_CONFIG} says"):
+    expected, found = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (own, stored))
+    if problems := compare_shapes(expected, found, f"{GATE_CONFIG} says"):
         detach(model)
         raise BraidError(f"the gates do not fit their configuration: {listed(problems)}", str(folder))
     with torch.no_grad():
@@ -181,24 +182,6 @@ def check_base(adapter: GateAdapter, base: Path | str, folder: Path | str) -> No
             str(folder),
             f"Use the base as it was. If it was changed on purpose, set {ALLOW_CHANGED}=1.",
         )
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    path = folder / GATES
-    if not path.is_file():
-        raise BraidError(f"the folder has no {GATES}", str(folder))
-    try:
-        with safe_open(path, "pt") as file:
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise BraidError(f"{GATES} is damaged ({error})", str(folder), "Use another copy.") from error
-    check_hash(path, load_lineage(folder))
-    check_finite(path)
-    return stored
 
 
 CODE = "modeling_gated.py"
@@ -232,7 +215,14 @@ def write_decoder(model: PreTrainedModel, folder: Path) -> None:
         return
     kind = model.config.model_type.removeprefix(PREFIX)
     plain_config, plain = _plain_classes(kind, model)
-    code = _code(kind, plain_config.__name__, plain.__name__, gates_config_of(model).kind.kind)
+    gates = gates_config_of(model)
+    if not gate_kinds[gates.kind.kind].__module__.startswith("braidlm.model."):
+        raise BraidError(
+            f"the gates are of a kind of another package, '{gates.kind.kind}', whose code a folder cannot carry",
+            todo="Save the gates alone, as an adapter.",
+        )
+    classes = CLASSES.format(config=plain_config.__name__, model=plain.__name__, kind=kind, prefix=PREFIX)
+    code = f"{HEADER.format(version=__version__)}{join_files([ROOT / 'gates.py']).rstrip()}\n{classes}"
     # Code that a folder brings along reads its weights under the names that they have in memory.
     model.save_pretrained(folder, save_original_format=False)
     module = CODE.removesuffix(".py")
@@ -246,7 +236,7 @@ def write_decoder(model: PreTrainedModel, folder: Path) -> None:
             "AutoConfig": f"{module}.Gated{plain_config.__name__}",
             "AutoModelForCausalLM": f"{module}.Gated{plain.__name__}",
         },
-        "gates": {**encode(gates_config_of(model)), "inside": find_parts(model).layers_name},
+        "gates": {**encode(gates), "inside": find_parts(model).layers_name},
     }
     write_json(folder / "config.json", config)
     write_text(folder / CODE, code)
@@ -273,15 +263,3 @@ def _plain_classes(kind: str, where: Any) -> tuple[type[PretrainedConfig], type[
             "Save the gates alone, as an adapter.",
         )
     return CONFIG_MAPPING[kind], MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]]
-
-
-def _code(kind: str, config: str, model: str, gate: str) -> str:
-    gate_class = gate_kinds[gate]
-    if not gate_class.__module__.startswith("braidlm.model."):
-        raise BraidError(
-            f"the gates are of a kind of another package, '{gate}', whose code a folder cannot carry",
-            todo="Save the gates alone, as an adapter.",
-        )
-    body = join_files([ROOT / "gates.py"])
-    classes = CLASSES.format(config=config, model=model, kind=kind, prefix=PREFIX)
-    return HEADER.format(version=__version__) + body.rstrip("\n") + "\n" + classes

@@ -2,17 +2,7 @@
 
 The layers are found by their structure: a model of transformers says nowhere what its parts are called.
 
-Folding a gate into the weights: a gate at zero can always go. Any other changes the residual itself: with a factor g,
-a layer h + f(h) becomes (1 + g) h + f(h), and the stream would have to be divided by 1 + g from there on.
-
-- In a layer of two sublayers, h + a(h) + m(h + a(h)), the second reads what the first added. Divided, a(h) would have
-  to be two things: a(h) for m to read, and a(h) / (1 + g) in the sum. No weight can be both.
-- Where both sublayers read the same stream (GPT-NeoX), one factor for all channels could be taken over by the weights
-  that write the stream, since norms do not see the scale of what they read, but for their epsilon: each norm after it
-  would need an epsilon of its own, divided by (1 + g)^2, and a configuration of transformers has one for all.
-- Factors that differ between channels, and matrices, change what a norm divides by.
-
-So no gate that is not zero is folded: the result would be another function, and what it computes could not be saved.
+Only a gate at zero can be folded into the weights exactly; docs/gates.md says why.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -51,8 +41,9 @@ def find_parts(model: PreTrainedModel) -> DecoderParts:
     check_decoder(model.config)
     config = model.config.get_text_config()
     depth, width = config.num_hidden_layers, config.hidden_size
-    lists = dict(_module_lists(model))
-    found = [name for name, layers in lists.items() if len(layers) == depth and _are_alike(layers)]
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    # Layers are told by their class's name, since gates and FSDP make other classes of those that they change.
+    found = [name for name, layers in lists.items() if len(layers) == depth and " or " not in _classes(layers)]
     outer = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
     head = model.get_output_embeddings()
     if len(outer) != 1 or head is None:
@@ -70,24 +61,6 @@ def check_decoder(config: PretrainedConfig) -> None:
         raise BraidError(f"this is an encoder and a decoder ({name}); gates are for a decoder alone", todo=todo)
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         raise BraidError(f"this is an encoder ({name}), in which tokens see those after them", todo=todo)
-
-
-def layers_in(model: Any) -> list[nn.Module]:
-    """The layers of a decoder or of a Braid model, in order."""
-    if isinstance(model, BraidForCausalLM):
-        return [layer for stage in model.model.stages for layer in layers_of(stage)]
-    return list(find_parts(model).layers)
-
-
-def _module_lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList):
-            yield name, module
-
-
-def _are_alike(layers: nn.ModuleList) -> bool:
-    """Whether all are of one class, by its name: gates and FSDP make other classes of the layers that they change."""
-    return len({type(layer).__name__ for layer in layers}) == 1
 
 
 def _last_norm(around: nn.Module, width: int) -> nn.Module:
@@ -150,8 +123,11 @@ def detach(model: PreTrainedModel, numbers: Collection[int] | None = None) -> No
 
 def gates_of(model: Any) -> dict[int, Gate]:
     """The gates of a decoder or of a Braid model, by the numbers of their layers, counted from 1."""
-    layers = enumerate(layers_in(model), start=1)
-    return {number: layer.gate for number, layer in layers if isinstance(layer, GatedLayer)}
+    if isinstance(model, BraidForCausalLM):
+        layers = [layer for stage in model.model.stages for layer in layers_of(stage)]
+    else:
+        layers = list(find_parts(model).layers)
+    return {number: layer.gate for number, layer in enumerate(layers, 1) if isinstance(layer, GatedLayer)}
 
 
 @contextmanager

@@ -73,8 +73,7 @@ class TrainableDecoder(Trainable):
             write_decoder(self.model, folder)
         elif self.source.has_gates:
             base = read_adapter(self.source.folder)
-            facts = {**lineage, "tokenizer": None if tokenizer is None else tokenizer.fingerprint}
-            write_adapter_files(self.model, folder, base.base, base.base_sha256, facts, name)
+            write_adapter_files(self.model, folder, base.base, base.base_sha256, lineage, name, tokenizer)
         if self.lora is not None:
             self.lora.write(folder)
         if tokenizer is not None:

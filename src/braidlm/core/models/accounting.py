@@ -11,7 +11,6 @@ from braidlm.core.errors import BraidError
 from braidlm.model.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Length
-from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import Gate
 from braidlm.model.heads.ends import Embedding
@@ -56,16 +55,13 @@ def cost_of(module: nn.Module, length: int, counted: dict[nn.Parameter, float] |
         own += weights if before is None else 0
         active += weights * max(share - (before or 0.0), 0.0)
         counted[parameter] = max(share, before or 0.0)
-    products = weights_in(module, "weight", module.weight) if _multiplies(module) else 0
+    multiplies = isinstance(module, (nn.Linear, StackedLinear)) or hasattr(module, "represents")
+    looked_up = isinstance(module, Embedding)
+    products = weights_in(module, "weight", module.weight) if multiplies and not looked_up else 0
     if isinstance(module, Gate):  # each of its factors, of which a low-rank gate has two matrices
         products = sum(parameter.numel() for name, parameter in module.named_parameters() if name != "bias")
-    total = Cost(
-        own,
-        round(active),
-        round(2 * products * getattr(module, "product_share", 1.0)),
-    )
-    score_flops = getattr(module, "score_flops", None)
-    if score_flops is not None:
+    total = Cost(own, round(active), round(2 * products * getattr(module, "product_share", 1.0)))
+    if (score_flops := getattr(module, "score_flops", None)) is not None:
         total.flops_per_token += score_flops(length)
     for child in module.children():
         total += cost_of(child, length, counted)
@@ -78,13 +74,6 @@ def weights_in(module: nn.Module, name: str, parameter: Any) -> int:
     if represented is None or name == "bias":
         return int(parameter.numel())
     return represented if name == "weight" else 0
-
-
-def _multiplies(module: nn.Module) -> bool:
-    """Whether each of a module's weights is multiplied once for a token."""
-    if isinstance(module, Embedding):
-        return False
-    return isinstance(module, (nn.Linear, StackedLinear)) or hasattr(module, "represents")
 
 
 def model_cost(model: BraidForCausalLM, length: int | None = None) -> Cost:
@@ -108,16 +97,11 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
         if isinstance(module, ParallelStage):
             row |= {"paths": list(module.names), "join": module.join_kind}
         if (share := getattr(getattr(module, "config", None), "share", None)) is not None:
-            row["shared"] = _sharing(share)
+            lora = share.options.lora
+            each = "" if lora is None else f" (LoRA of rank {lora} in each layer)"
+            row["shared"] = f"{share.kind} of {share.options.layers} layers{each}"
         rows.append(row | vars(cost))
     return rows
-
-
-def _sharing(choice: Choice) -> str:
-    """What the layers of a stage share, in words."""
-    options = choice.options
-    lora = "" if options.lora is None else f" (LoRA of rank {options.lora} in each layer)"
-    return f"{choice.kind} of {options.layers} layers{lora}"
 
 
 def _ends(config: BraidConfig, rows: list[dict[str, Any]]) -> dict[str, float] | None:
@@ -133,9 +117,24 @@ def _ends(config: BraidConfig, rows: list[dict[str, Any]]) -> dict[str, float] |
     }
 
 
-def training_bytes(parameters: int) -> int:
-    """Weights, gradients and AdamW's two moments in float32; activations come on top."""
-    return 16 * parameters
+def cost_facts(cost: Cost, length: int, cached: int, compressed: int | None = None, **others: Any) -> dict[str, Any]:
+    """What is told of a model: its cost at sequences of `length`, other facts, and bytes of memory.
+
+    `cached` are the numbers that a token leaves in the cache, and `compressed` the bytes of compressed weights.
+    """
+    return {
+        **vars(cost),
+        "length": length,
+        **others,
+        "memory": {
+            **({} if compressed is None else {"weights_compressed": compressed}),
+            "weights_float32": 4 * cost.parameters,
+            "weights_bfloat16": 2 * cost.parameters,
+            # Weights, gradients and two moments in float32; activations come on top.
+            "training_adamw": 16 * cost.parameters,
+            "cache_float32": 4 * cached * length,
+        },
+    }
 
 
 def model_facts(model: BraidForCausalLM, length: int | None = None) -> dict[str, Any]:
@@ -146,26 +145,19 @@ def model_facts(model: BraidForCausalLM, length: int | None = None) -> dict[str,
     if length is not None and limit is not None and length > limit:
         raise BraidError(f"length {length} is more than the model's {limit} learned positions")
     length = length or config.max_position_embeddings
-    cost = model_cost(model, length)
     forms = [choice.kind for choice in config.decoded.compression]
     stages = stage_table(model, length)
-    cached = sum(2 * heads * size for heads, size in model.model.cache_shapes)
-    return {
-        **vars(cost),
-        "length": length,
-        "vocab_size": config.vocab_size,
-        "width": config.hidden_size,
-        "context": config.max_position_embeddings,
-        "layers": config.num_hidden_layers,
-        "stages": stages,
-        "ends": _ends(config, stages),
-        "compression": forms,
-        "trainable": not untrainable(config.decoded.compression),
-        "memory": {
-            **({"weights_compressed": weights_bytes(model)} if forms else {}),
-            "weights_float32": 4 * cost.parameters,
-            "weights_bfloat16": 2 * cost.parameters,
-            "training_adamw": training_bytes(cost.parameters),
-            "cache_float32": 4 * cached * length,
-        },
-    }
+    return cost_facts(
+        model_cost(model, length),
+        length,
+        sum(2 * heads * size for heads, size in model.model.cache_shapes),
+        weights_bytes(model) if forms else None,
+        vocab_size=config.vocab_size,
+        width=config.hidden_size,
+        context=config.max_position_embeddings,
+        layers=config.num_hidden_layers,
+        stages=stages,
+        ends=_ends(config, stages),
+        compression=forms,
+        trainable=not untrainable(config.decoded.compression),
+    )

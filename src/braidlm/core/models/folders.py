@@ -12,7 +12,6 @@ from types import NoneType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig
@@ -25,7 +24,7 @@ from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.card import model_card
-from braidlm.core.models.integrity import check_finite, check_hash
+from braidlm.core.models.integrity import check_finite, check_hash, opened_weights
 from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.braid_config import BraidConfig
@@ -233,13 +232,8 @@ def check_weights(folder: Path, model: BraidForCausalLM) -> None:
     """Every tensor of a skeleton is there with its shape and finite numbers, none is left over, and the file is the
     saved one."""
     path = folder / WEIGHTS
-    if not path.is_file():
-        raise BraidError(f"the folder has no {WEIGHTS}", str(folder))
-    try:
-        with safe_open(path, "pt") as file:
-            stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise BraidError(f"{WEIGHTS} is damaged ({error})", str(folder), "Use another copy.") from error
+    with opened_weights(path) as file:
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in model.tied:
         expected.pop(name, None)

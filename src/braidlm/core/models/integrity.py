@@ -2,13 +2,14 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from braidlm.core.differences import listed
@@ -18,9 +19,9 @@ from braidlm.core.models.runs import MODEL_CONFIGS
 
 ALLOW_CHANGED = "BRAID_ALLOW_CHANGED_WEIGHTS"
 """The environment variable that lets weights differ from what their lineage records."""
+WEIGHT_FILES = ("*.safetensors", "*.bin")
 HASHED_FILES = (
-    "*.safetensors",
-    "*.bin",
+    *WEIGHT_FILES,
     *MODEL_CONFIGS,
     "tokenizer.json",
     "tokenizer_config.json",
@@ -30,26 +31,33 @@ HASHED_FILES = (
 """The files that determine a model's scores."""
 
 
+@contextmanager
+def opened_weights(path: Path) -> Iterator[Any]:
+    """A file of safetensors, opened; an error if it is missing or damaged."""
+    if not path.is_file():
+        raise BraidError(f"the folder has no {path.name}", str(path.parent))
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise BraidError(f"{path.name} is damaged ({error})", str(path.parent), "Use another copy.") from error
+
+
 def check_hash(path: Path, lineage: Mapping[str, Any] | None) -> None:
     """Refuse weights that are not those of the lineage beside them, if it names some."""
-    recorded = _recorded(path.name, (lineage or {}).get("weights"))
-    if recorded is None or os.environ.get(ALLOW_CHANGED) == "1":
+    weights = (lineage or {}).get("weights")
+    if not isinstance(weights, dict) or os.environ.get(ALLOW_CHANGED) == "1":
         return
-    if file_sha256(path) != recorded:
+    if isinstance(files := weights.get("files"), dict):
+        recorded = files.get(path.name)
+    else:
+        recorded = weights.get("sha256") if weights.get("file") == path.name else None
+    if recorded is not None and file_sha256(path) != recorded:
         raise BraidError(
             f"{path.name} is not the file that lineage.json records (another SHA-256): it was damaged or changed",
             str(path.parent),
             f"Use another copy. If it was changed on purpose, set {ALLOW_CHANGED}=1, or save the model anew.",
         )
-
-
-def _recorded(name: str, weights: Any) -> Any:
-    """The hash that a lineage has of a file of weights, whether it names one file or several."""
-    if not isinstance(weights, dict):
-        return None
-    if isinstance(files := weights.get("files"), dict):
-        return files.get(name)
-    return weights.get("sha256") if weights.get("file") == name else None
 
 
 def file_sha256(path: Path) -> str:
@@ -63,17 +71,18 @@ def check_finite(path: Path) -> None:
         raise not_finite_error(names, str(path.parent))
 
 
-def model_hash(folder: Path) -> str:
-    """SHA-256 over all files that determine the model's scores."""
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in HASHED_FILES for path in folder.glob(pattern)}):
-        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
-    return digest.hexdigest()
+def model_hash(folder: Path, patterns: Sequence[str] = HASHED_FILES) -> str:
+    """SHA-256 over all files that determine the model's scores, or over files of other patterns."""
+    paths = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    return hashlib.sha256("".join(f"{path.name} {file_sha256(path)}\n" for path in paths).encode()).hexdigest()
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     """The names of tensors that hold NaN or infinity."""
-    return [name for name, tensor in tensors if tensor.is_floating_point() and not _is_finite(tensor)]
+    numbers = ((name, tensor) for name, tensor in tensors if tensor.is_floating_point())
+    # Torch has no isfinite for 8 bits.
+    wide = ((name, tensor if tensor.element_size() > 1 else tensor.float()) for name, tensor in numbers)
+    return [name for name, tensor in wide if not bool(torch.isfinite(tensor).all())]
 
 
 def not_finite_error(names: list[str], where: str) -> BraidError:
@@ -94,11 +103,6 @@ def _sha256(path: str, size: int, changed: int) -> str:
 def _not_finite_in(path: str, size: int, changed: int) -> list[str]:
     with safe_open(path, "pt") as file:
         return not_finite((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    wide = tensor if tensor.element_size() > 1 else tensor.float()  # torch has no isfinite for 8 bits
-    return bool(torch.isfinite(wide).all())
 
 
 def _version(path: Path) -> tuple[str, int, int]:
