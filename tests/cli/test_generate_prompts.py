@@ -12,8 +12,7 @@ from braidlm.core.decoding.generation import NextToken
 from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import save_model
-from braidlm.core.report.rendering import csv_text, html, markdown
-from braidlm.core.report.write import FORMATS
+from braidlm.core.report.rendering import FORMATS, csv_text, html, markdown
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.serving.generate import generate, prompt_study

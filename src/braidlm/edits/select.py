@@ -12,8 +12,8 @@ from braidlm.core import console
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import LORA_CONFIG
+from braidlm.core.report.rendering import check_out, write
 from braidlm.core.report.report import Lines, Report, Table
-from braidlm.core.report.write import check_out, write
 from braidlm.edits.account import columns, planned
 from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, show_plan
 from braidlm.edits.gate import TOKENIZER_FILES, layer_ranges, write_gated

@@ -16,7 +16,7 @@ from braidlm.core.console import progress, warn
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import versions
-from braidlm.core.report.write import check_out, write
+from braidlm.core.report.rendering import check_out, write
 from braidlm.evals.babylm.averages import babylm_averages
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.harness.tasks import PREFIX, open_harness

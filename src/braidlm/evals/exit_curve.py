@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from braidlm.core.decoding.early_exits import leave_after
 from braidlm.core.errors import BraidError
+from braidlm.core.report.drawing import load_matplotlib
+from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Report
-from braidlm.core.report.write import check_drawing, write
 from braidlm.evals.evaluate import evaluate, open_to_score
 from braidlm.evals.reports.curves import Curves, Point
 from braidlm.model.layer_skip import check_exit, exit_layers
@@ -62,7 +63,7 @@ def exit_curve(
     `out` is a folder for the results of `braid eval` and for the curves; `evaluation` are options of `braid.eval`.
     """
     if out is not None:
-        check_drawing()
+        load_matplotlib()
     curves = ExitCurves([])
 
     def open_exits() -> list[OpenedModel]:

@@ -14,7 +14,7 @@ from braidlm.core.decoding.generation import TextStream
 from braidlm.core.decoding.prompts import DEFAULT_PROMPTS, Prompt, read_prompts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, errors_at
-from braidlm.core.report.write import check_out, write
+from braidlm.core.report.rendering import check_out, write
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.inspection.collect import NO_CHOICE, TokenChoices, collect_choices
 from braidlm.inspection.gates import ModelGates, kind_of_gates, measure_gates

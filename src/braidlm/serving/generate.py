@@ -12,7 +12,7 @@ from braidlm.core.decoding.generation import continue_text, decoder_for, encode_
 from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.report.write import check_file, write_file
+from braidlm.core.report.rendering import check_file, write_file
 from braidlm.model.config.ranges import CountOrZero, Length
 from braidlm.model.config.strict import decode
 from braidlm.opening.braid import OpenedBraid

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from braidlm.core import console
 from braidlm.core.models.folders import load_model
-from braidlm.core.report.rendering import show_report
-from braidlm.core.report.write import write
+from braidlm.core.report.rendering import show_report, write
 from braidlm.data.corpora.stories import pronoun_pairs
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import validation_windows

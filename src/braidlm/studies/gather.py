@@ -6,9 +6,8 @@ from typing import Any
 
 from braidlm.core.differences import differences, shown
 from braidlm.core.files import make_folder
-from braidlm.core.report.rendering import show_report
+from braidlm.core.report.rendering import show_report, write
 from braidlm.core.report.report import Report, Table
-from braidlm.core.report.write import write
 from braidlm.opening.names import StrPath
 from braidlm.studies.results import RUN_FACTS, ModelResult, read_runs
 from braidlm.studies.tables import add_recipes, cells, duration

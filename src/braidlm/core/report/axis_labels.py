@@ -61,13 +61,13 @@ def name_points(axes: "Axes", points: Mapping[str, tuple[float, float]], colours
     to_share = axes.transData + axes.transAxes.inverted()
     plot = axes.get_window_extent()
     pixels = axes.figure.dpi / 72  # of a point of text
-    spots: list[Spot] = []
-    for name, point in points.items():
-        x, y = to_share.transform(point)
-        spots.append((float(x), float(y), name))
+    spots: list[Spot] = [(*map(float, to_share.transform(point)), name) for name, point in points.items()]
     for column in _columns(spots, [(NAME_OFFSET + LETTER * len(name)) * pixels / plot.width for name in points]):
         column.sort(key=lambda spot: spot[1])
-        heights = _inside(spread([y for _, y, _ in column], LABEL_GAP), LABEL_GAP)
+        heights = spread([y for _, y, _ in column], LABEL_GAP)
+        # Heights outside the plot are moved into it, and still rise by at least the gap.
+        heights = [max(height, LABEL_GAP * (at + 0.5)) for at, height in enumerate(heights)]
+        heights = [min(height, 1 - LABEL_GAP * (len(heights) - at - 0.5)) for at, height in enumerate(heights)]
         stacked = [sum(abs(height - other) < 1.01 * LABEL_GAP for other in heights) > 1 for height in heights]
         aside = max((x for (x, _, _), is_stacked in zip(column, stacked, strict=True) if is_stacked), default=0.0)
         for (x, y, name), height, is_stacked in zip(column, heights, stacked, strict=True):
@@ -98,26 +98,18 @@ def _columns(spots: Sequence[Spot], widths: Sequence[float]) -> list[list[Spot]]
     return columns
 
 
-def _inside(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights that rise by at least `gap`, and still do when those outside the plot are moved into it."""
-    raised = [max(height, gap * (at + 0.5)) for at, height in enumerate(heights)]
-    count = len(raised)
-    return [min(height, 1 - gap * (count - at - 0.5)) for at, height in enumerate(raised)]
-
-
 def spread(heights: Sequence[float], gap: float) -> list[float]:
     """Sorted heights with at least `gap` between neighbours; each group of close ones keeps its mean."""
     groups: list[list[float]] = []
     for height in heights:
         groups.append([height])
-        while len(groups) > 1 and _bottom(groups[-1], gap) - _top(groups[-2], gap) < gap:
+        while (
+            len(groups) > 1
+            and _bottom(groups[-1], gap) - (_bottom(groups[-2], gap) + gap * (len(groups[-2]) - 1)) < gap
+        ):
             groups[-2:] = [groups[-2] + groups[-1]]
     return [_bottom(group, gap) + gap * at for group in groups for at in range(len(group))]
 
 
 def _bottom(group: Sequence[float], gap: float) -> float:
     return sum(group) / len(group) - gap * (len(group) - 1) / 2
-
-
-def _top(group: Sequence[float], gap: float) -> float:
-    return _bottom(group, gap) + gap * (len(group) - 1)

@@ -142,18 +142,15 @@ def _lines(chart: Lines, figure: "Figure") -> None:
     scale_axis(axes.xaxis, axes.set_xscale, chart.log_x)
     scale_axis(axes.yaxis, axes.set_yscale, chart.log_y)
     name_at_the_edge(axes, names)
-    if chart.mark is not None:
-        _mark(axes, *chart.mark, [x for xs, _ in chart.series.values() for x in xs])
+    if chart.mark is not None:  # a dotted line, with a label at the side that has more points
+        x, label = chart.mark
+        before = [other < x for xs, _ in chart.series.values() for other in xs]
+        late = 2 * sum(before) >= len(before)
+        axes.axvline(x, color=INK, linewidth=1, linestyle=(0, (1, 2)), alpha=0.8)
+        place: dict[str, Any] = {"color": INK, "ha": "right" if late else "left", "fontsize": 8.5}
+        axes.annotate(label, (x, 0.02), (-5 if late else 5, 0), ("data", "axes fraction"), "offset points", **place)
     if chart.falling_x:
         axes.invert_xaxis()
-
-
-def _mark(axes: "Axes", x: float, label: str, xs: Sequence[float]) -> None:
-    """A dotted line at x, with a label at the side that has more points."""
-    axes.axvline(x, color=INK, linewidth=1, linestyle=(0, (1, 2)), alpha=0.8)
-    late = 2 * sum(other < x for other in xs) >= len(xs)
-    place: dict[str, Any] = {"color": INK, "ha": "right" if late else "left", "fontsize": 8.5}
-    axes.annotate(label, (x, 0.02), (-5 if late else 5, 0), ("data", "axes fraction"), "offset points", **place)
 
 
 @_draw.register(Points)
@@ -302,7 +299,10 @@ def to_svg(figure: "Figure") -> str:
         f"#{own} {{ color: {INK} }} #{own} text {{ font-family: {FONTS} !important }} "
         f"@media screen and (prefers-color-scheme: dark) {{ #{own} {{ color: {INK_ON_DARK} }} }}"
     )
-    head = f'<svg id="{own}" role="img" aria-label="{escape(_description(figure), quote=True)}"'
+    axes = figure.axes[0]
+    labels = " against ".join(filter(None, (axes.get_ylabel(), axes.get_xlabel())))
+    description = ": ".join(filter(None, (axes.get_title(loc="left"), labels)))
+    head = f'<svg id="{own}" role="img" aria-label="{escape(description, quote=True)}"'
     return re.sub(r"<svg([^>]*)>", lambda tag: f"{head}{tag[1]}>\n<style>{rules}</style>", svg, count=1)
 
 
@@ -312,9 +312,3 @@ def to_png(figure: "Figure") -> bytes:
     with styled():
         figure.savefig(png, format="png", dpi=200, facecolor="white")
     return png.getvalue()
-
-
-def _description(figure: "Figure") -> str:
-    axes = figure.axes[0]
-    labels = " against ".join(text for text in (axes.get_ylabel(), axes.get_xlabel()) if text)
-    return ": ".join(text for text in (axes.get_title(loc="left"), labels) if text)

@@ -1,15 +1,17 @@
-"""Reports as HTML, as Markdown and in the terminal, and tables as CSV.
+"""Reports as HTML, as Markdown and in the terminal, tables as CSV, and the files and folders that hold them.
 
 A page is one self-contained file: no network, no scripts, no fonts to fetch. Every text is escaped.
 """
 
+import contextlib
 import csv
 import io
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote as url_quoted
 
@@ -17,7 +19,9 @@ from rich import markup
 
 from braidlm import __version__
 from braidlm.core import console
-from braidlm.core.report.drawing import COLOURS, draw, to_svg
+from braidlm.core.errors import BraidError
+from braidlm.core.files import atomic_folder, write_bytes, write_json, write_text
+from braidlm.core.report.drawing import COLOURS, draw, load_matplotlib, to_png, to_svg
 from braidlm.core.report.report import (
     Code,
     Facts,
@@ -107,8 +111,14 @@ def _part(part: Part, drawn: Iterator["Figure"]) -> str:
             before = f'<span class="prompt">{escape(prompt)}</span>' if prompt else ""
             quoted = f"<blockquote>{before}{escape(text if prompt else text.strip())}</blockquote>"
             return f'<figure class="quote">{quoted}{_caption(", ".join(filter(None, (who, note))))}</figure>'
-        case Tokens():
-            return _tokens(part)
+        case Tokens(rows, names, neutral, caption):
+            styles = name_styles(names, neutral)
+            legend = "".join(f'<li><span class="{styles[name]}">{escape(name)}</span></li>' for name in names)
+            lines = "\n".join(
+                f"<dt>{_inline(label)}</dt><dd>{''.join(_token(*piece, styles) for piece in pieces)}</dd>"
+                for label, pieces in rows
+            )
+            return f'<figure class="tokens"><ul>{legend}</ul><dl>\n{lines}\n</dl>{_caption(caption)}</figure>'
         case Code(text, summary):
             listing = f"<pre>{escape(text.strip(chr(10)))}</pre>"
             if summary:
@@ -118,42 +128,37 @@ def _part(part: Part, drawn: Iterator["Figure"]) -> str:
 
 def _table(table: Table) -> str:
     """Columns of numbers are right-aligned."""
-    body = [[v if isinstance(v, (Mark, Strong)) else cell_text(v) for v in row] for row in table.rows]
-    kinds = [' class="number"' if all(map(_is_number, cells)) else "" for cells in zip(*body, strict=True)]
+    kinds = [' class="number"' if all(map(_is_number, values)) else "" for values in zip(*table.rows, strict=True)]
     kinds = kinds or [""] * len(table.columns)
     columns = zip(table.columns, kinds, strict=True)
     head = "".join(f'<th scope="col"{kind}>{_inline(name)}</th>' for name, kind in columns)
-    lines = "\n".join(_row(row, kinds, index == table.best) for index, row in enumerate(body))
+    rows = []
+    for index, row in enumerate(table.rows):
+        cells = "".join(f"<td{kind}>{_html_cell(value)}</td>" for value, kind in zip(row, kinds, strict=True))
+        rows.append(f'<tr class="best">{cells}</tr>' if index == table.best else f"<tr>{cells}</tr>")
+    lines = "\n".join(rows)
     title = f"<caption>{_inline(table.caption)}</caption>" if table.caption else ""
     over = "".join(f'<th scope="colgroup" colspan="{size}">{_inline(name)}</th>' for name, size in table.groups)
     over = f'<tr class="groups">{over}</tr>' if over else ""
     return f"<table>{title}<thead>{over}<tr>{head}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>"
 
 
-def _row(cells: Sequence[str | Mark], kinds: Sequence[str], best: bool) -> str:
-    inner = "".join(f"<td{kind}>{_cell(cell)}</td>" for cell, kind in zip(cells, kinds, strict=True))
-    return f'<tr class="best">{inner}</tr>' if best else f"<tr>{inner}</tr>"
+def _html_cell(value: Any) -> str:
+    if isinstance(value, Mark):
+        hint = f' title="{escape(value.hint)}"' if value.hint else ""
+        return f'<span class="chip {value.tone}"{hint}>{escape(value.text)}</span>'
+    return _cell(value, _inline, "<strong>", "</strong>")
 
 
-def _cell(cell: str | Mark) -> str:
-    if isinstance(cell, Mark):
-        hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
-        return f'<span class="chip {cell.tone}"{hint}>{escape(cell.text)}</span>'
-    return f"<strong>{_inline(cell)}</strong>" if isinstance(cell, Strong) else _inline(cell)
+def _cell(value: Any, escaped: Callable[[str], str], bold: str, bold_end: str | None = None) -> str:
+    """The text of a cell, escaped for its format; a `Strong` one between the format's marks of bold text."""
+    text = escaped(cell_text(value))
+    return f"{bold}{text}{bold if bold_end is None else bold_end}" if isinstance(value, Strong) else text
 
 
-def _is_number(cell: str | Mark) -> bool:
-    return isinstance(cell, str) and (cell in NO_NUMBER or NUMBER.fullmatch(cell) is not None)
-
-
-def _tokens(part: Tokens) -> str:
-    styles = name_styles(part.names, part.neutral)
-    legend = "".join(f'<li><span class="{styles[name]}">{escape(name)}</span></li>' for name in part.names)
-    lines = "\n".join(
-        f"<dt>{_inline(label)}</dt><dd>{''.join(_token(text, name, styles) for text, name in pieces)}</dd>"
-        for label, pieces in part.rows
-    )
-    return f'<figure class="tokens"><ul>{legend}</ul><dl>\n{lines}\n</dl>{_caption(part.caption)}</figure>'
+def _is_number(value: Any) -> bool:
+    text = cell_text(value)
+    return not isinstance(value, Mark) and (text in NO_NUMBER or NUMBER.fullmatch(text) is not None)
 
 
 def name_styles(names: Sequence[str], neutral: Collection[str] = ()) -> dict[str, str]:
@@ -203,14 +208,10 @@ def csv_text(table: Table) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows([_csv_cell(value) for value in row] for row in table.rows)
+    for row in table.rows:
+        texts = [value.text if isinstance(value, Mark) else value for value in row]
+        writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in texts])
     return text.getvalue()
-
-
-def _csv_cell(value: Any) -> Any:
-    if isinstance(value, Mark):
-        return value.text
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 def markdown(report: Report) -> str:
@@ -240,34 +241,23 @@ def _markdown(part: Part) -> str:
         case Facts(values):
             return "\n".join(f"- {plain(name)}: {plain(cell_text(value))}" for name, value in values.items())
         case Table():
-            return _markdown_table(part)
+            lines = [list(map(plain, part.columns)), ["---"] * len(part.columns)]
+            lines += [
+                [_cell(value, lambda text: plain(text).replace("\n", " "), "**") for value in row] for row in part.rows
+            ]
+            table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+            return f"{plain(part.caption)}\n\n{table}" if part.caption else table
         case Picture(_, caption, name) if name:
             return f"![{plain(caption)}]({name}.png)"
-        case Quote():
-            return _markdown_quote(part)
+        case Quote(text, who, prompt, note):
+            quoted = SPECIAL.sub(r"\\\g<0>", prompt + text).replace("`", r"\`").split("\n")
+            lines = "\n".join(f"> {line}".rstrip() + "  " for line in quoted)
+            return "\n\n".join(filter(None, [f"**{plain(who)}**" if who else "", lines, plain(note)]))
         case Code(text, summary) if not summary:
             return f"```\n{text.strip(chr(10))}\n```"
         case Links(files):
             return "\n".join(f"- [{plain(name)}]({file.replace(' ', '%20')})" for name, file in files.items())
     return ""
-
-
-def _markdown_table(table: Table) -> str:
-    lines = [list(map(plain, table.columns)), ["---"] * len(table.columns)]
-    lines += [[_markdown_cell(value) for value in row] for row in table.rows]
-    shown = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{plain(table.caption)}\n\n{shown}" if table.caption else shown
-
-
-def _markdown_cell(value: Any) -> str:
-    text = plain(cell_text(value)).replace("\n", " ")
-    return f"**{text}**" if isinstance(value, Strong) else text
-
-
-def _markdown_quote(quote: Quote) -> str:
-    text = SPECIAL.sub(r"\\\g<0>", quote.prompt + quote.text).replace("`", r"\`")
-    lines = "\n".join(f"> {line}".rstrip() + "  " for line in text.split("\n"))
-    return "\n\n".join(filter(None, [f"**{plain(quote.who)}**" if quote.who else "", lines, plain(quote.note)]))
 
 
 def show_report(report: Report | Table) -> None:
@@ -289,7 +279,7 @@ def _show(part: Part) -> None:
             for name, value in values.items():
                 console.show(f"{name}: {cell_text(value)}")
         case Table():
-            rows = [[_terminal_cell(value) for value in row] for row in part.rows]
+            rows = [[_cell(value, markup.escape, "[bold]", " *[/bold]") for value in row] for row in part.rows]
             columns = [markup.escape(name) for name in part.columns]
             console.table(columns, rows, part.title or part.caption or None, part.keep or None)
         case Quote(text, who, prompt, note):
@@ -298,6 +288,71 @@ def _show(part: Part) -> None:
             console.show("\n".join([*lines, *([f"    {note}"] if note else []), ""]))
 
 
-def _terminal_cell(value: Any) -> str:
-    text = markup.escape(cell_text(value))
-    return f"[bold]{text} *[/bold]" if isinstance(value, Strong) else text
+SUFFIXES = (".html", ".md", ".csv", ".json", ".png")
+
+
+def write(
+    report: Report, out: Path | str, name: str, formats: tuple[str, ...] = ("html",), fresh: bool = False
+) -> Path:
+    """Write a report as NAME.html, NAME.md or both, with its charts, tables and data beside it; return the first.
+
+    Charts and tables have the names that they are given; data is JSON. With `fresh` the folder appears in one step, in
+    place of an older one.
+    """
+    pictures = [part for part in report.parts if isinstance(part, Picture)]
+    figures = [draw(picture.chart) for picture in pictures]
+    with atomic_folder(out, replace=True) if fresh else contextlib.nullcontext(Path(out)) as folder:
+        for picture, figure in zip(pictures, figures, strict=True):
+            if picture.name:
+                write_bytes(folder / f"{picture.name}.png", to_png(figure))
+        shown = [part for part in report.parts if isinstance(part, Table) and part.name]
+        for table in [*shown, *report.tables]:
+            write_text(folder / f"{table.name}.csv", csv_text(table))
+        for table in shown:
+            write_text(folder / f"{table.name}.md", table_markdown(table))
+        for file, data in report.data.items():
+            write_json(folder / f"{file}.json", data)
+        if "md" in formats:
+            write_text(folder / f"{name}.md", markdown(report))
+        if "html" in formats:
+            write_text(folder / f"{name}.html", html(report, figures))
+    return Path(out) / f"{name}.{formats[0]}"
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {
+    ".md": markdown,
+    ".html": html,
+    ".csv": lambda report: csv_text(report.tables[0]),
+}
+
+
+def write_file(report: Report, out: Path | str) -> None:
+    """Write a report, or as CSV its first table for programs, as one file in the format of its extension."""
+    write_text(out, FORMATS[Path(out).suffix](report))
+
+
+def check_file(out: Path | str) -> None:
+    """Raise an error, before any long work, if this file could not be written."""
+    if Path(out).suffix not in FORMATS:
+        raise BraidError(f"a report ends in {', '.join(FORMATS)}; its extension is its format", str(out))
+    if Path(out).is_dir():
+        raise BraidError("this is a folder", str(out), "Give the name of a file in it.")
+
+
+def check_out(out: Path | str, verb: str, *names: str, fresh: bool = False, draws: bool = True) -> None:
+    """Raise an error, before any long work, if `out` is not a folder of `verb`, or charts cannot be drawn.
+
+    A folder of the verb has a file or folder of one of these names; one that is replaced (`fresh`) holds nothing but
+    files of reports.
+    """
+    if draws:
+        load_matplotlib()
+    out = Path(out)
+    if not out.exists():
+        return
+    inside = list(out.iterdir()) if out.is_dir() else []
+    known = not inside or any(path.name in names for path in inside)
+    if fresh:
+        known = known and all(path.suffix in SUFFIXES for path in inside)
+    if not (out.is_dir() and known):
+        raise BraidError(f"this exists already and is not a report of `{verb}`", str(out), "Choose another folder.")

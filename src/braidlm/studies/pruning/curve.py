@@ -19,8 +19,9 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.reading import read_json
+from braidlm.core.report.drawing import load_matplotlib
+from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Lines, Report
-from braidlm.core.report.write import check_drawing, write
 from braidlm.edits.edit import SOURCE, EditPlan, assemble
 from braidlm.edits.modules import (
     Calibration,
@@ -121,7 +122,7 @@ def prune_curve(
     `out` is a folder for the results of `braid eval` and for the curves; `evaluation` are options of `braid.eval`.
     """
     if out is not None:
-        check_drawing()
+        load_matplotlib()
     series = options.series()
     curves = PruningCurves([], options)
 

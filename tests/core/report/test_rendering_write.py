@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from braidlm.core.errors import BraidError
+from braidlm.core.report.rendering import check_out, write
 from braidlm.core.report.report import Bars, Report, Table
-from braidlm.core.report.write import check_out, write
 
 
 def a_report() -> Report:
