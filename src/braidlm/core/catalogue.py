@@ -3,7 +3,7 @@
 import ast
 import inspect
 import textwrap
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from itertools import pairwise
 from typing import Any
 
@@ -35,38 +35,34 @@ def registries() -> dict[str, Registry]:
 
 def list_parts() -> list[dict[str, Any]]:
     """Every part: its kind, name, description, and its options with their defaults and help."""
+    parts = ((kind, name, registry[name]) for kind, registry in registries().items() for name in registry)
     return [
-        {"kind": kind, "name": name, "about": about(registry[name]), "options": _options(registry[name])}
-        for kind, registry in registries().items()
-        for name in registry
+        # A part that is a function has no options.
+        {"kind": kind, "name": name, "about": about(part), "options": list_options(getattr(part, "Config", None))}
+        for kind, name, part in parts
     ]
 
 
-def _options(part: Any) -> list[dict[str, Any]]:
-    return list_options(part.Config) if hasattr(part, "Config") else []  # a function has none
-
-
-def list_options(config: type) -> list[dict[str, Any]]:
-    """The fields of a configuration class."""
-    docs = attribute_docs(config)
-    return [
-        {"name": f.name, "default": _default(f), "required": _required(f), "about": docs.get(f.name, "")}
-        for f in fields(config)
-        if f.init
-    ]
+def list_options(config: type | None) -> list[dict[str, Any]]:
+    """The fields of a configuration class, with their defaults as a recipe would write them."""
+    docs = {} if config is None else attribute_docs(config)
+    options = []
+    for field in fields(config) if config is not None else ():  # type: ignore[arg-type]
+        if field.init:
+            factory = field.default_factory
+            default = field.default if factory is MISSING else factory()
+            required = default is MISSING
+            options.append(
+                {
+                    "name": field.name,
+                    "default": None if required else encode(default),
+                    "required": required,
+                    "about": docs.get(field.name, ""),
+                }
+            )
+    return options
 
 
 def about(part: Any) -> str:
     """The first line of a docstring."""
     return (inspect.getdoc(part) or "").split("\n")[0]
-
-
-def _required(field: Field) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def _default(field: Field) -> Any:
-    """The default as a recipe would write it."""
-    if field.default is not MISSING:
-        return encode(field.default)
-    return None if field.default_factory is MISSING else encode(field.default_factory())

@@ -108,13 +108,19 @@ def table(
     """
     if _document is not None:
         return
-    body = [[_cell(value) for value in row] for row in rows]
+    body = [[f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v) for v in row] for row in rows]
     if title is not None:
         _console.print(Text(title, style="bold"), soft_wrap=True)
     for number, part in enumerate(_split_columns(columns, body, keep)):
         if number:
             show("")
-        _print_table([columns[at] for at in part], [[row[at] for at in part] for row in body])
+        grid = Table(header_style="bold", box=None, pad_edge=False)
+        for at in part:
+            numeric = body and all(_is_number(row[at]) for row in body)
+            grid.add_column(columns[at], justify="right" if numeric else "left", overflow="fold")
+        for row in body:
+            grid.add_row(*(row[at] for at in part))
+        _console.print(grid, soft_wrap=False)
 
 
 def _split_columns(columns: Sequence[str], body: Sequence[Sequence[str]], keep: int | None) -> list[list[int]]:
@@ -122,25 +128,14 @@ def _split_columns(columns: Sequence[str], body: Sequence[Sequence[str]], keep: 
     if not keep:
         return [list(range(len(columns)))]
     gap = 2
-    widths = [
-        max(Text.from_markup(cells[at]).cell_len for cells in [columns, *body]) + gap for at in range(len(columns))
-    ]
+    cells = zip(columns, *body, strict=True)
+    widths = [max(Text.from_markup(text).cell_len for text in column) + gap for column in cells]
     tables = [list(range(keep))]
     for at in range(keep, len(columns)):
         if len(tables[-1]) > keep and sum(widths[one] for one in [*tables[-1], at]) - gap > _console.width:
             tables.append(list(range(keep)))
         tables[-1].append(at)
     return tables
-
-
-def _print_table(columns: Sequence[str], body: Sequence[Sequence[str]]) -> None:
-    grid = Table(header_style="bold", box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        numeric = body and all(_is_number(row[index]) for row in body)
-        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in body:
-        grid.add_row(*row)
-    _console.print(grid, soft_wrap=False)
 
 
 @contextlib.contextmanager
@@ -201,13 +196,11 @@ def count(number: float) -> str:
 def duration(seconds: float) -> str:
     """75 as 1m15s."""
     seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds}s"
-    if seconds < 3600:
-        return f"{seconds // 60}m{seconds % 60:02d}s"
-    if seconds < 48 * 3600:
+    if seconds >= 48 * 3600:
+        return f"{round(seconds / 86400)} days"
+    if seconds >= 3600:
         return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
-    return f"{round(seconds / 86400)} days"
+    return f"{seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
 
 
 def error(lines: Sequence[str]) -> None:
@@ -216,10 +209,6 @@ def error(lines: Sequence[str]) -> None:
     stream.print(f"error: {lines[0]}", style="bold red", markup=False)
     for line in lines[1:]:
         stream.print(line, markup=False)
-
-
-def _cell(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _is_number(text: str) -> bool:

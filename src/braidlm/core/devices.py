@@ -23,9 +23,7 @@ def choose_device(name: str) -> str:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # torch raises either for a device it was built without
         reason = str(error).strip().split("\n")[0]
-        why = (
-            "" if reason.startswith("Expected one of") else f" ({reason})"
-        )  # torch's list of every device there could be
+        why = "" if reason.startswith("Expected one of") else f" ({reason})"  # all devices there could be
         todo = "Use auto, cpu or cuda." if torch.cuda.is_available() else "Use auto or cpu."
         raise BraidError(f"there is no device '{name}' here{why}", todo=todo) from None
     return name
@@ -39,10 +37,6 @@ def device_name(device: torch.device) -> str:
 
 
 CGROUPS = Path("/sys/fs/cgroup")
-MEMINFO = Path("/proc/meminfo")
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-RESET_PEAK = "5"
-"""What Linux takes for: the peak is what is in memory now."""
 SMALLER = "Make the model smaller, or use a machine with more memory."
 
 
@@ -64,8 +58,7 @@ def check_training_fits(model: nn.Module, device: torch.device) -> None:
     Activations come on top, so that a model that fits here may still run out of memory.
     """
     weights = weights_bytes(model)
-    needed = weights + training_state_bytes(model)
-    check_memory(needed, device, "weights, gradients and AdamW's two moments need")
+    check_memory(weights + training_state_bytes(model), device, "weights, gradients and AdamW's two moments need")
     check_weights_fit(weights, device)
 
 
@@ -88,10 +81,9 @@ def explained_out_of_memory(what: str, todo: str) -> Iterator[None]:
     """Let running out of memory be an error that says what to do: activations are not known before they are there."""
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise BraidError(f"the memory is not enough {what}", todo=todo) from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # torch has no class for it on a CPU
+    except (MemoryError, RuntimeError) as error:
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and "can't allocate memory" not in str(error):  # torch has no class for it on a CPU
             raise
         raise BraidError(f"the memory is not enough {what}", todo=todo) from error
 
@@ -120,7 +112,7 @@ def free_memory(device: torch.device) -> int | None:
 
 def _machine_free() -> int | None:
     try:
-        lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError):  # not Linux: the whole memory is the best guess
         try:
@@ -177,7 +169,7 @@ class PeakMemory:
                 # What the work before left in the allocator would hide what this one takes.
                 ctypes.CDLL(None).malloc_trim(0)
             with contextlib.suppress(OSError):
-                CLEAR.write_text(RESET_PEAK)
+                Path("/proc/self/clear_refs").write_text("5")  # lets the peak be what is in memory now
                 self._before = _status_bytes("VmRSS")
         return self
 
@@ -191,6 +183,6 @@ class PeakMemory:
 def _status_bytes(key: str) -> int | None:
     """A size of this process in bytes."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = STATUS.read_text().splitlines()
+        lines = Path("/proc/self/status").read_text().splitlines()
         return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
     return None

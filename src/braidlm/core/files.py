@@ -13,7 +13,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,12 @@ def check_new_folder(out: Path | str | None) -> None:
 
 def make_final(part: Path, target: Path) -> None:
     """Rename a complete folder to `target`; when this returns, it would survive a power cut."""
-    _make_readable(part)
-    _sync_tree(part)
+    for path in sorted(part.rglob("*")):
+        if path.is_file():
+            if not path.is_symlink():  # safetensors writes files that only their owner can read
+                path.chmod(path.stat().st_mode | 0o044)
+            _sync(path)
+    _sync(part)
     _replace_folder(part, target)
     _sync(target.parent)
 
@@ -123,7 +126,8 @@ def explained_disk_errors(path: Path | str) -> Iterator[None]:
     except DiskError as error:
         raise DiskError(error.what, str(path), error.todo) from error
     except (OSError, SafetensorError) as error:
-        number = _error_number(error)
+        match = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors writes it
+        number = error.errno if isinstance(error, OSError) else match and int(match[1])
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise DiskError(
                 "the disk is full; nothing was written", str(path), "Free some space and run the same command again."
@@ -131,14 +135,6 @@ def explained_disk_errors(path: Path | str) -> Iterator[None]:
         if number in (errno.EACCES, errno.EROFS):
             raise DiskError("no permission to write here", str(path), "Choose a folder you may write to.") from error
         raise
-
-
-def _error_number(error: OSError | SafetensorError) -> int | None:
-    """The system's number of an error, which safetensors writes into its text as `(os error 28)`."""
-    if isinstance(error, OSError):
-        return error.errno
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else None
 
 
 def make_folder(folder: Path) -> None:
@@ -171,7 +167,11 @@ def _remove_leftovers(target: Path) -> None:
     leftover = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.(part|old)")
     with contextlib.suppress(OSError):  # no such folder, or another process is cleaning up as well
         paths = [path for path in target.parent.iterdir() if leftover.fullmatch(path.name) and path.is_dir()]
-        for path in [path for path in paths if not _is_locked(path.with_suffix(".part"))]:
+        for path in paths:
+            part = path.with_suffix(".part")
+            with _locked(part) as held:
+                if part.is_dir() and not held:  # a process may be working in it, also where there are no locks
+                    continue
             if path.suffix == ".old" and not target.exists():  # killed between the two renames
                 os.rename(path, target)
             else:
@@ -192,12 +192,6 @@ def _locked(folder: Path) -> Iterator[bool]:
             os.close(handle)
 
 
-def _is_locked(folder: Path) -> bool:
-    """Whether a process may be working in a folder; True where locks are not supported."""
-    with _locked(folder) as held:
-        return folder.is_dir() and not held
-
-
 def try_lock(handle: int) -> bool | None:
     """Whether the lock of an open file or folder is ours now, until it is closed; None where there are no locks.
 
@@ -212,20 +206,6 @@ def try_lock(handle: int) -> bool | None:
     except (ImportError, OSError):  # Windows, or a file system without locks
         return None
     return True
-
-
-def _make_readable(folder: Path) -> None:
-    """Give every file the mode of its neighbours: safetensors writes files that only their owner can read."""
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            path.chmod(path.stat().st_mode | 0o044)
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            _sync(path)
-    _sync(folder)
 
 
 def _sync(path: Path) -> None:
@@ -263,7 +243,7 @@ def lock_or_wait(handle: int, folder: Path) -> None:
             say(f"Still waiting for {folder} after {duration(now - started)}.")
 
 
-@contextmanager
+@contextlib.contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Make a folder where there is none, and hold its lock, for which other processes may have to be waited for.
 
@@ -276,7 +256,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
         lock_or_wait(handle, folder)
         yield
     except BaseException:
-        with suppress(OSError):  # not empty, or another process was faster
+        with contextlib.suppress(OSError):  # not empty, or another process was faster
             for made in missing:
                 made.rmdir()
         raise

@@ -24,11 +24,10 @@ def recipe_root() -> Path:
 def list_recipes() -> list[tuple[str, str]]:
     """Names and first comment lines of the recipes that come with Braid."""
     root = recipe_root()
-    recipes = []
-    for path in sorted(root.rglob("*.yaml")):
-        first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        recipes.append((str(path.relative_to(root).with_suffix("")), first.lstrip("# ").strip()))
-    return recipes
+    first_lines = {path: path.read_text(encoding="utf-8").split("\n", 1)[0] for path in sorted(root.rglob("*.yaml"))}
+    return [
+        (str(path.relative_to(root).with_suffix("")), line.lstrip("# ").strip()) for path, line in first_lines.items()
+    ]
 
 
 def find_recipe(name: str) -> Path:
@@ -66,7 +65,9 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
         try:
             # A recipe is composed from its own folder, so that it needs no package header; `/models/gpt2@model` in its
             # defaults list is found through the search path.
-            with hydra.bounded_interpolation(), hydra.hydra_in(path.parent, changed_keys(overrides)):
+            parsed = filter(None, map(_parsed, overrides or []))
+            changed = {one.key for one in parsed if one.sign != "+"}  # `+` adds a choice to a defaults list
+            with hydra.bounded_interpolation(), hydra.hydra_in(path.parent, changed):
                 data = resolved(hydra.compose_quickly(path.stem, hydra_overrides(overrides)))
         except BraidError:
             raise
@@ -79,7 +80,9 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
             first = (str(error).strip() or str(error.__cause__)).split("\n")[0]
             if isinstance(error, RecursionError):
                 first = "its defaults lists or interpolations lead in a circle"
-            raise BraidError(f"this recipe cannot be composed: {first}", str(path), _hint(overrides)) from error
+            given = f"Overrides are written key=value, or ~key to remove one; given were: {' '.join(overrides or [])}"
+            todo = given if overrides else None
+            raise BraidError(f"this recipe cannot be composed: {first}", str(path), todo) from error
     _check_environment(variables, path)
     if not isinstance(data, dict):
         raise BraidError("a recipe is a mapping of keys to values", str(path))
@@ -118,12 +121,6 @@ def _check_environment(variables: list[str], path: Path) -> None:
         )
 
 
-def _hint(overrides: list[str] | None) -> str | None:
-    if not overrides:
-        return None
-    return f"Overrides are written key=value, or ~key to remove one; given were: {' '.join(overrides)}"
-
-
 def hydra_overrides(overrides: list[str] | None) -> list[str]:
     """Overrides in Hydra's grammar, with Braid's own recipes in the search path; `key=value` may set what the file
     leaves to its default.
@@ -133,16 +130,11 @@ def hydra_overrides(overrides: list[str] | None) -> list[str]:
     """
     written = [f"hydra.searchpath=[{quoted(f'file://{recipe_root()}')}]"]
     for override in overrides or []:
-        parsed = _parsed(override)
-        sign = "++" if parsed and not parsed.sign and parsed.value else parsed.sign if parsed else ""
-        written.append(override if parsed is None else f"{sign}{parsed.key}{parsed.value}")
+        if (parsed := _parsed(override)) is not None:
+            sign = "++" if not parsed.sign and parsed.value else parsed.sign
+            override = f"{sign}{parsed.key}{parsed.value}"
+        written.append(override)
     return written
-
-
-def changed_keys(overrides: list[str] | None) -> set[str]:
-    """The keys that overrides set or remove; not those of a choice in a defaults list, or of an addition to one."""
-    parsed = map(_parsed, overrides or [])
-    return {one.key for one in parsed if one is not None and one.sign != "+"}
 
 
 def quoted(text: str) -> str:
@@ -161,10 +153,6 @@ class _Override(NamedTuple):
     value: str
     """With its `=`, or nothing."""
 
-    @property
-    def removes(self) -> bool:
-        return self.sign == "~"
-
 
 def _parsed(override: str) -> _Override | None:
     match = _OVERRIDE.match(override)
@@ -173,42 +161,36 @@ def _parsed(override: str) -> _Override | None:
 
 def _raise_missing(name: str, overrides: list[str], path: Path) -> None:
     """Tell every key that an override needs and the recipe does not have: `~key` removes, `list[2]` is an element."""
-
-    def needs_what_it_names(override: str) -> bool:
-        parsed = _parsed(override)
-        return parsed is not None and (parsed.removes or any(step.isdigit() for step in parsed.key.split(".")))
-
-    kept = [override for override in overrides if not needs_what_it_names(override)]
-    if len(kept) < len(overrides):
-        recipe = compose_recipe(name, kept)
-        if problems := list(filter(None, (_missing(override, recipe) for override in overrides))):
+    needy = {
+        override: parsed
+        for override, parsed in ((one, _parsed(one)) for one in overrides)
+        if parsed is not None and (parsed.sign == "~" or any(step.isdigit() for step in parsed.key.split(".")))
+    }
+    if needy:
+        recipe = compose_recipe(name, [override for override in overrides if override not in needy])
+        if problems := [problem for one in needy.items() if (problem := _missing(*one, recipe))]:
             raise BraidError("\n".join(problems), str(path))
 
 
-def _missing(override: str, recipe: Any) -> str | None:
+def _missing(override: str, parsed: _Override, recipe: Any) -> str | None:
     """What the override names and the recipe does not have, with the nearest name; None where it has it all."""
-    parsed = _parsed(override)
-    if parsed is None:
-        return None
-    named = override.partition("=")[0] if parsed.removes else override  # Hydra's sweeps write ~key=null
+    removes = parsed.sign == "~"
+    named = override.partition("=")[0] if removes else override  # Hydra's sweeps write ~key=null
     node, where, steps = recipe, "", parsed.key.split(".")
     for at, step in enumerate(steps):
-        is_last = at + 1 == len(steps)
         if isinstance(node, dict):
             children = {str(key): value for key, value in node.items()}
             if step not in children:
                 inside = f" in '{where}'" if where else ""
                 problem = f"{named}: there is no key '{step}'{inside}.{did_you_mean(step, children)}"
-                return problem if parsed.removes else None  # others make the key
+                return problem if removes else None  # others make the key
             node, where = children[step], f"{where}.{step}" if where else step
         elif isinstance(node, list):
             if not step.isdigit() or int(step) >= len(node):
                 return f"{named}: '{where}' is a list of {len(node)} and has no [{step}]"
-            if is_last and parsed.removes:
+            if removes and at + 1 == len(steps):
                 return f"{named}: an element of a list cannot be removed; write the list anew: {where}=[...]"
             node, where = node[int(step)], f"{where}[{step}]"
-        elif parsed.removes:
-            return f"{named}: '{where}' is {node!r} and has no keys"
         else:
-            return None
+            return f"{named}: '{where}' is {node!r} and has no keys" if removes else None
     return None

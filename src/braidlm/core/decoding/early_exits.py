@@ -7,9 +7,8 @@ closer than rounding can explain, the text so far is decoded again step by step.
 every difference, and the verifying pass decides.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from braidlm.core.decoding.decoder import (
     Decoder,
     OpenTexts,
     Sampling,
-    TokenDecoder,
     check_numbers,
-    decode_tokens,
     padded_prompts,
 )
 from braidlm.core.errors import BraidError
@@ -73,13 +70,6 @@ class SpeculativeDecoder(Decoder):
     def accepted_share(self) -> float | None:
         return self.accepted / self.drafted if self.drafted else None
 
-    def decode_again(self, ids: Tensor, mask: Tensor, tokens: list[Tensor]) -> Tensor:
-        """The logits after prompts and tokens as the plain decoder computes them, step by step."""
-        logits = self.prefill(ids, mask)
-        for token in tokens:
-            logits = self.step(token)
-        return logits
-
 
 def decode_speculatively(
     decoder: SpeculativeDecoder,
@@ -105,7 +95,9 @@ def decode_speculatively(
         for index, logits in enumerate(check_numbers(verified).unbind(1)):
             agreed = torch.zeros_like(open_texts)
             if doubtful[index]:
-                logits = decoder.decode_again(ids, mask, tokens)
+                logits = decoder.prefill(ids, mask)  # as the plain decoder computes them, step by step
+                for earlier in tokens:
+                    logits = decoder.step(earlier)
                 token = sampling.choose(logits, generator)
             elif index + 1 == count:
                 token = sampling.choose(logits, generator)
@@ -147,10 +139,6 @@ def _near_ties(sampling: Sampling, logits: Tensor) -> Tensor:
         return torch.zeros_like(logits[..., 0], dtype=torch.bool)
     best = sampling.allowed(logits).topk(2).values
     return best[..., 0] - best[..., 1] < ROUNDING * torch.finfo(logits.dtype).eps * logits.abs().amax(-1)
-
-
-DRAFTING_SHARE = 4
-"""Without a word from the user, drafts are made by about one in so many layers."""
 
 
 @dataclass
@@ -215,21 +203,14 @@ def early_layers(model: BraidForCausalLM) -> list[int]:
 
 
 def drafting_layer(model: BraidForCausalLM) -> int:
-    """The layer that drafts are made by if nobody says which."""
-    return min(early_layers(model), key=lambda layer: abs(layer * DRAFTING_SHARE - model.config.decoded.depth))
+    """The layer that drafts are made by if nobody says which: about one in four of all."""
+    return min(early_layers(model), key=lambda layer: abs(layer * 4 - model.config.decoded.depth))
 
 
 def leave_after(model: BraidForCausalLM, layer: int) -> None:
     """Let every pass of a model end after a layer: the last norm and the head read the stream there."""
     check_exit(model.model.stages, model.model.width_out, layer)
     model.config.num_hidden_layers = layer
-
-
-def decoding_loop(decoder: TokenDecoder) -> Callable[..., Iterator[tuple[list[int | None], Tensor]]]:
-    """The loop of a decoder: `decode_tokens` of it, or what gives the same sooner."""
-    if isinstance(decoder, SpeculativeDecoder):
-        return partial(decode_speculatively, decoder)
-    return partial(decode_tokens, decoder)
 
 
 class ConfidentDecoder(Decoder):
@@ -264,7 +245,7 @@ class ConfidentDecoder(Decoder):
             span = body.span(hidden, **self.span_options(hidden.shape[1]))
             hidden, _ = run_layers(body.stages, hidden if first else body.enter(hidden, span), span, first, last)
             logits = self.model.head(body.norm(hidden[:, -1]))
-            if last is None or self._is_confident(logits):
+            if last is None or bool((logits.float().softmax(-1).amax(-1) >= self.confidence).all()):
                 break
         if last is not None:
             later = self.waiting[index + 1]
@@ -276,6 +257,3 @@ class ConfidentDecoder(Decoder):
     @property
     def mean_layer(self) -> float | None:
         return sum(self.left_after) / len(self.left_after)
-
-    def _is_confident(self, logits: Tensor) -> bool:
-        return bool((logits.float().softmax(-1).amax(-1) >= self.confidence).all())

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from braidlm.core.decoding.decoder import Decoder, Sampling, TokenDecoder
-from braidlm.core.decoding.early_exits import decoding_loop
+from braidlm.core.decoding.decoder import Decoder, Sampling, TokenDecoder, decode_tokens
+from braidlm.core.decoding.early_exits import SpeculativeDecoder, decode_speculatively
 from braidlm.core.decoding.prompts import pause_tokens
 from braidlm.core.errors import BraidError
 from braidlm.core.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ class TransformersDecoder(TokenDecoder):
     """Decodes texts of at most `length` tokens with a model of transformers, which keeps keys and values itself."""
 
     def __init__(self, model: PreTrainedModel, length: int):
-        limit = context_of(model)
+        limit = getattr(model.config, "max_position_embeddings", None)
         self.model: Any = model.eval()
         self.length = length if limit is None else min(length, limit)
         self.device = model.device
@@ -64,11 +64,6 @@ def decoder_for(model: PreTrainedModel, batch: int, length: int) -> TokenDecoder
     if isinstance(model, BraidForCausalLM):
         return Decoder(model, batch, length)
     return TransformersDecoder(model, length)
-
-
-def context_of(model: PreTrainedModel) -> int | None:
-    """The most tokens that the positions of a model of transformers are made for, if its configuration says so."""
-    return getattr(model.config, "max_position_embeddings", None)
 
 
 INCOMPLETE = "\ufffd"
@@ -112,22 +107,18 @@ class TextStream:
     def add(self, token: int) -> str:
         """The text that this token completes."""
         self.ids.append(token)
-        return self._new(finished=False)
+        return self.finish(complete=True)
 
-    def finish(self) -> str:
-        """The rest: bytes that never became a character."""
-        return self._new(finished=True)
-
-    def _new(self, finished: bool) -> str:
-        before = self._decode(self.ids[self.begin : self.shown])
-        text = self._decode(self.ids[self.begin :])
-        if text.endswith(INCOMPLETE) and not finished:
+    def finish(self, complete: bool = False) -> str:
+        """The rest: bytes that never became a character, but none of them if it is to be `complete`."""
+        before, text = (
+            self.tokenizer.decode(self.ids[self.begin : end], skip_special_tokens=True)
+            for end in (self.shown, len(self.ids))
+        )
+        if complete and text.endswith(INCOMPLETE):
             return ""
         self.begin, self.shown = self.shown, len(self.ids)
         return text[len(before) :]
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def continue_text(
@@ -151,7 +142,8 @@ def continue_text(
     counts = [0] * len(encoded)
     running = set(range(len(encoded)))
     eos = tokenizer.eos_id
-    for tokens, _ in decoding_loop(decoder)(encoded, max_tokens, sampling, eos, tokenizer.pad_id or 0):
+    loop: Any = decode_speculatively if isinstance(decoder, SpeculativeDecoder) else decode_tokens
+    for tokens, _ in loop(decoder, encoded, max_tokens, sampling, eos, tokenizer.pad_id or 0):
         for index, token in enumerate(tokens):
             if token is None:
                 continue

@@ -13,7 +13,6 @@ from braidlm.core.tokenizer import Tokenizer
 
 DEFAULT_PROMPTS = "papaformer"
 """The 20 prompts of PaPaformer's Table 6, half of them stories and half maths."""
-JSON_LINES = (".jsonl", ".ndjson")
 EXAMPLE = '{"prompt": "Once upon a time", "domain": "stories"}'
 
 
@@ -35,9 +34,9 @@ class Prompt:
 def read_prompts(source: str | Path) -> list[Prompt]:
     """The prompts of a file (`.jsonl`: objects with `prompt`, `domain`, `name`; else a prompt a line), or a set's."""
     path = _find(source)
-    lines = read_text(path).splitlines()
-    read = _from_json if path.suffix in JSON_LINES else _from_text
-    prompts = [read(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), 1) if line.strip()]
+    is_json = path.suffix in (".jsonl", ".ndjson")
+    prompts = [_from_json(line, f"{path}, line {number}") if is_json else Prompt(line) for number, line in lines]
     if not prompts:
         raise BraidError("there is no prompt in this file", str(path), f"Write one a line; in JSONL: {EXAMPLE}")
     return prompts
@@ -63,29 +62,20 @@ def _find(source: str | Path) -> Path:
     )
 
 
-def _from_text(line: str, where: str) -> Prompt:
-    return Prompt(line)
-
-
 def _from_json(line: str, where: str) -> Prompt:
     todo = f"A line is an object such as {EXAMPLE}."
     row = parse_row(line, where, todo)
     if "prompt" not in row:
         hint = did_you_mean("prompt", row)
         raise BraidError(f"there is no 'prompt'.{hint.replace('There are', 'It has')}", where, todo)
-    return Prompt(
-        _text(row, "prompt", where) or "", _text(row, "domain", where) or None, _text(row, "name", where) or ""
-    )
-
-
-def _text(row: dict, key: str, where: str) -> str | None:
-    value = row.get(key)
-    if value is None or isinstance(value, str):
-        return value
-    if key == "domain" and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    kind = "text or a path's number" if key == "domain" else "text"
-    raise BraidError(f"'{key}' is to be {kind}, not {json.dumps(value)[:40]}", where)
+    for key in ("prompt", "domain", "name"):
+        value = row.get(key)
+        if key == "domain" and isinstance(value, int) and not isinstance(value, bool):
+            row[key] = str(value)
+        elif not isinstance(value, str | None):
+            kind = "text or a path's number" if key == "domain" else "text"
+            raise BraidError(f"'{key}' is to be {kind}, not {json.dumps(value)[:40]}", where)
+    return Prompt(row["prompt"] or "", row.get("domain") or None, row.get("name") or "")
 
 
 def pause_tokens(tokenizer: Tokenizer, count: int) -> list[int]:

@@ -61,7 +61,8 @@ def name_points(axes: "Axes", points: Mapping[str, tuple[float, float]], colours
     to_share = axes.transData + axes.transAxes.inverted()
     plot = axes.get_window_extent()
     pixels = axes.figure.dpi / 72  # of a point of text
-    spots: list[Spot] = [(*map(float, to_share.transform(point)), name) for name, point in points.items()]
+    shares = ((name, to_share.transform(point)) for name, point in points.items())
+    spots: list[Spot] = [(float(x), float(y), name) for name, (x, y) in shares]
     for column in _columns(spots, [(NAME_OFFSET + LETTER * len(name)) * pixels / plot.width for name in points]):
         column.sort(key=lambda spot: spot[1])
         heights = spread([y for _, y, _ in column], LABEL_GAP)
@@ -103,10 +104,7 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     groups: list[list[float]] = []
     for height in heights:
         groups.append([height])
-        while (
-            len(groups) > 1
-            and _bottom(groups[-1], gap) - (_bottom(groups[-2], gap) + gap * (len(groups[-2]) - 1)) < gap
-        ):
+        while len(groups) > 1 and _bottom(groups[-1], gap) - _bottom(groups[-2], gap) < gap * len(groups[-2]):
             groups[-2:] = [groups[-2] + groups[-1]]
     return [_bottom(group, gap) + gap * at for group in groups for at in range(len(group))]
 

@@ -242,17 +242,15 @@ def _markdown(part: Part) -> str:
             return "\n".join(f"- {plain(name)}: {plain(cell_text(value))}" for name, value in values.items())
         case Table():
             lines = [list(map(plain, part.columns)), ["---"] * len(part.columns)]
-            lines += [
-                [_cell(value, lambda text: plain(text).replace("\n", " "), "**") for value in row] for row in part.rows
-            ]
+            lines += [[_cell(value, plain, "**").replace("\n", " ") for value in row] for row in part.rows]
             table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
             return f"{plain(part.caption)}\n\n{table}" if part.caption else table
         case Picture(_, caption, name) if name:
             return f"![{plain(caption)}]({name}.png)"
         case Quote(text, who, prompt, note):
             quoted = SPECIAL.sub(r"\\\g<0>", prompt + text).replace("`", r"\`").split("\n")
-            lines = "\n".join(f"> {line}".rstrip() + "  " for line in quoted)
-            return "\n\n".join(filter(None, [f"**{plain(who)}**" if who else "", lines, plain(note)]))
+            said = "\n".join(f"> {line}".rstrip() + "  " for line in quoted)
+            return "\n\n".join(filter(None, [f"**{plain(who)}**" if who else "", said, plain(note)]))
         case Code(text, summary) if not summary:
             return f"```\n{text.strip(chr(10))}\n```"
         case Links(files):
