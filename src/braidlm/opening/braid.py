@@ -14,7 +14,7 @@ from braidlm.bridges.checkpoint import FLOATS
 from braidlm.bridges.conversion import Import
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.errors import BraidError
-from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_model, switch
+from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_model, model_type, switch
 from braidlm.core.models.integrity import file_sha256
 from braidlm.core.models.runs import LENGTH, trained_length
 from braidlm.data.tokenizing.build import BraidTokenizer
@@ -22,7 +22,7 @@ from braidlm.model.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import import_files
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.opening.opened_model import OpenedModel, find_tokenizer, model_type
+from braidlm.opening.opened_model import OpenedModel, find_tokenizer
 
 import_files("braidlm.bridges.formats")
 
@@ -106,9 +106,8 @@ class OpenedBraid(OpenedModel):
         if self.is_bridged:
             bridged = self.bridged
             return {
-                **self._named_record(bridged.name),
-                "format": self.kind,
-                "weights": bridged.checkpoint.hashes(),
+                **self.record(),
+                "model": bridged.name,
                 "read_as": {link.braid: list(link.foreign) for link in bridged.mappings},
                 **({"ignored": bridged.checkpoint.ignored} if bridged.checkpoint.ignored else {}),
             }

@@ -7,12 +7,12 @@ from braidlm.bridges.conversion import ConversionPlan, Export, Import
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
+from braidlm.core.models.folders import model_type
 from braidlm.core.reading import given_path
 from braidlm.opening.braid import BRAID
 from braidlm.opening.names import find_or_fetch, title_of
-from braidlm.opening.opened_model import find_tokenizer, model_type
+from braidlm.opening.opened_model import find_tokenizer
 
-NO_TOKENIZER = "no tokenizer.json (nor vocab.json with merges.txt)"
 WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """The suffixes of files that hold a whole model's weights; torch.save writes all but the first."""
 
@@ -40,27 +40,34 @@ def convert(
     exporting = None if to is None else _exporting_bridge(to, dtype)
     if dtype is not None and to is None:
         raise BraidError("`--dtype` goes with `--to` only", todo="Braid's own folders hold float32.")
-    if from_ is not None and not (bridges[from_].folder or bridges[from_].single_file):
-        raise BraidError(
-            f"Braid writes {bridges[from_].title} and does not read it", todo="Convert the model that it was made from."
-        )
-    single_file = from_ is not None and bridges[from_].single_file
-    if single_file and from_ is not None and bridges[from_].folder:
-        single_file = given_path(source).is_file()
+    single_file = False
+    if from_ is not None:
+        bridge = bridges[from_]
+        if not (bridge.folder or bridge.single_file):
+            todo = "Convert the model that it was made from."
+            raise BraidError(f"Braid writes {bridge.title} and does not read it", todo=todo)
+        single_file = bridge.single_file and (not bridge.folder or given_path(source).is_file())
     if config is not None and not single_file:
         formats = ", ".join(name for name in bridges if bridges[name].single_file)
         raise BraidError(f"`--config` goes with `--from` {formats} only", todo="A folder has its own config.json.")
     if not dry_run:
         _check_out(out, exporting)
     if single_file:
-        path = _file_of_weights(source)
+        path = given_path(source)
+        if path.is_dir():
+            raise BraidError("this is a folder; give the file of the weights", str(source))
+        if not path.is_file():
+            raise BraidError("there is no such file", str(source))
+        if path.suffix not in WEIGHT_SUFFIXES:
+            raise BraidError(f"this is no file of weights that Braid reads ({', '.join(WEIGHT_SUFFIXES)})", str(source))
         name = path.name
     else:
         path, hub = find_or_fetch(source, bare=True)
         name = title_of(path) if hub is None else f"{hub}@{path.name}"
     tokenizer = find_tokenizer(path)
     if tokenizer is None:
-        reason = "a file of weights has no tokenizer" if single_file else NO_TOKENIZER
+        nothing = "no tokenizer.json (nor vocab.json with merges.txt)"
+        reason = "a file of weights has no tokenizer" if single_file else nothing
         console.warn(f"{source}: {reason}; the result has no tokenizer")
     conversion: Export | Import
     if exporting is not None and to is not None:
@@ -70,22 +77,10 @@ def convert(
         conversion = Import(path, name, from_ or _format_of(path), tokenizer, given)
     for line in conversion.plan.lines():
         (console.show if dry_run else console.say)(line)
-    if not dry_run:
-        assert out is not None
+    if out is not None and not dry_run:
         conversion.write(given_path(out))
         console.say(f"written: {out}")
     return conversion.plan
-
-
-def _file_of_weights(source: str | Path) -> Path:
-    path = given_path(source)
-    if path.is_dir():
-        raise BraidError("this is a folder; give the file of the weights", str(source))
-    if not path.is_file():
-        raise BraidError("there is no such file", str(source))
-    if path.suffix not in WEIGHT_SUFFIXES:
-        raise BraidError(f"this is no file of weights that Braid reads ({', '.join(WEIGHT_SUFFIXES)})", str(source))
-    return path
 
 
 def _exporting_bridge(to: str, dtype: str | None) -> ExportingBridge:
@@ -120,14 +115,9 @@ def _format_of(folder: Path) -> str:
     """The format that a folder's config.json names."""
     kind, known = model_type(folder), ", ".join(folder_formats())
     if kind == BRAID:
-        formats = ", ".join(export_formats())
-        raise BraidError(
-            "this is a Braid model already", str(folder), f"Say what to make of it: `--to` one of {formats}."
-        )
+        todo = f"Say what to make of it: `--to` one of {', '.join(export_formats())}."
+        raise BraidError("this is a Braid model already", str(folder), todo)
     if kind not in folder_formats():
-        raise BraidError(
-            f"this folder holds a '{kind}' model; Braid reads {known}",
-            str(folder),
-            "If it is one of these under another name, say so with `--from`.",
-        )
+        todo = "If it is one of these under another name, say so with `--from`."
+        raise BraidError(f"this folder holds a '{kind}' model; Braid reads {known}", str(folder), todo)
     return kind

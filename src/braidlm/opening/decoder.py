@@ -20,7 +20,7 @@ from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import Cost, cost_facts
 from braidlm.core.models.adapters import check_peft
-from braidlm.core.models.folders import errors_of_transformers, load_lineage
+from braidlm.core.models.folders import errors_of_transformers, load_lineage, model_type
 from braidlm.core.models.integrity import check_hash, model_hash, not_finite, not_finite_error
 from braidlm.core.models.runs import CONFIG, LORA_CONFIG
 from braidlm.core.reading import read_json
@@ -33,7 +33,7 @@ from braidlm.model.gates import GatedDecoder
 from braidlm.opening.gated_folders import gate_tensors, is_adapter, load_adapter, read_adapter, register_gated
 from braidlm.opening.gating import attach, check_decoder, find_parts, gates_of
 from braidlm.opening.names import StrPath, find_or_fetch
-from braidlm.opening.opened_model import OpenedModel, find_tokenizer, model_type
+from braidlm.opening.opened_model import OpenedModel, find_tokenizer
 
 
 class OpenedDecoder(OpenedModel):

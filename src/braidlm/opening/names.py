@@ -33,18 +33,10 @@ from braidlm.core.reading import existing_folder, given_path
 
 StrPath = str | Path
 Names = StrPath | Sequence[StrPath] | Mapping[str, StrPath]
-BEST = "best"
 MANY, FEW = 200, 5
 """How many entries of a folder are looked at for models, and how many of these an error names."""
-DOWNLOADED = [
-    *MODEL_CONFIGS,
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "tokenizer*.json",
-    "vocab.json",
-    "merges.txt",
-    "README.md",
-]
+TOKENIZER_FILES = ("tokenizer*.json", "vocab.json", "merges.txt")
+DOWNLOADED = [*MODEL_CONFIGS, "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES, "README.md"]
 MULTIPLIERS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 _SEED = re.compile(r"seed-(\d+)")
 _ON_THE_WAY = re.compile(r".+-(composed|\d+-[a-z]+)")
@@ -54,7 +46,9 @@ def find_model(name: StrPath) -> Path:
     """The one model folder that a name stands for."""
     sources = find_sources(name)
     if len(sources) > 1:
-        names = ", ".join(f"{name}/{source.name}" for source in _one_seed(sources))
+        # The first seed's, and those that were made of all seeds.
+        homes = (sources[0].parent, sources[0].parent.parent)
+        names = ", ".join(f"{name}/{source.name}" for source in sources if source.parent in homes)
         raise BraidError("this is a study of several models, and one is needed", str(name), f"Name one of {names}.")
     return model_folder(sources[0])
 
@@ -67,7 +61,11 @@ def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
     """
     path = _with_parts_left_out(given_path(name))
     if path is None:
-        raise _missing(given_path(name))
+        raise BraidError(
+            f"there is no such folder{_nearest(given_path(name))}",
+            str(given_path(name)),
+            "A model is named by its folder, by its run, or by its study as STUDY/NAME.",
+        )
     existing_folder(path)
     if is_model_folder(path) or is_run(path):
         return [path]
@@ -193,28 +191,21 @@ def find_or_fetch(name: StrPath, bare: bool = False) -> tuple[Path, str | None]:
 def _fetch_from_hub(name: str) -> Path:
     """The folder of a model of the Hub, which is downloaded once."""
     from httpx import HTTPError
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download
 
     try:
         folder = Path(snapshot_download(name, allow_patterns=DOWNLOADED, ignore_patterns=["*/*"]))
-    except GatedRepoError:
+    except errors.GatedRepoError:
         raise BraidError(
             f"'{name}' on the Hub asks you to accept its terms first",
             todo=f"Accept them at https://huggingface.co/{name} and log in with `hf auth login`.",
         ) from None
-    except (RepositoryNotFoundError, HFValidationError):
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise BraidError(
             f"there is no folder '{name}', and no model of that name on the Hub",
             todo="Check the spelling; for a private model log in with `hf auth login`.",
         ) from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, HTTPError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, HTTPError, OSError) as error:
         raise BraidError(
             f"there is no folder '{name}', and the Hub cannot be reached ({type(error).__name__})",
             todo="Check the path; or download the model where there is a connection and give its folder.",
@@ -232,23 +223,22 @@ def _with_parts_left_out(path: Path) -> Path | None:
     if parent is None:
         return None
     if is_run(parent):
-        return best_checkpoint(parent) if path.name == BEST else _existing(parent / CHECKPOINTS / path.name)
-    first_seed = next((model.parent for model in study_models(parent)), None)
-    return None if first_seed is None else _existing(first_seed / path.name)
+        if path.name == "best":
+            return best_checkpoint(parent)
+        parent = parent / CHECKPOINTS
+    elif models := study_models(parent):
+        parent = models[0].parent  # of the first seed
+    else:
+        return None
+    return parent / path.name if os.path.lexists(parent / path.name) else None
 
 
 def best_checkpoint(run: Path) -> Path:
     """The checkpoint with the lowest bits per byte among those that were validated when they were saved."""
-    bits = {
-        record["step"]: record["bits_per_byte"]
-        for record in read_metrics(run, "validation")
-        if isinstance(record.get("bits_per_byte"), (int, float)) and isinstance(record.get("step"), int)
-    }
-    scores = {
-        folder: bits[steps]
-        for folder in model_folders_in(run / CHECKPOINTS)
-        if (steps := checkpoint_steps(folder)) in bits
-    }
+    records = [(record.get("step"), record.get("bits_per_byte")) for record in read_metrics(run, "validation")]
+    bits = {step: score for step, score in records if isinstance(step, int) and isinstance(score, (int, float))}
+    steps = {folder: checkpoint_steps(folder) for folder in model_folders_in(run / CHECKPOINTS)}
+    scores = {folder: bits[step] for folder, step in steps.items() if step in bits}
     if not scores:
         raise BraidError(
             "no checkpoint of this run was validated when it was saved",
@@ -258,31 +248,18 @@ def best_checkpoint(run: Path) -> Path:
     return min(scores, key=lambda folder: scores[folder])
 
 
-def _existing(path: Path) -> Path | None:
-    return path if os.path.lexists(path) else None
-
-
-def _missing(path: Path) -> BraidError:
-    """The error for a name that stands for nothing, with the nearest name beside it."""
+def _nearest(path: Path) -> str:
+    """The question whether the nearest name was meant, for a name that stands for nothing."""
     try:
         parent = _with_parts_left_out(path.parent)
-        folders = [parent] if parent is not None and parent.is_dir() else []
         if parent is not None and is_run(parent):
-            folders = [parent / CHECKPOINTS]
+            parent = parent / CHECKPOINTS
         elif parent is not None and (models := study_models(parent)):
-            folders = [models[0].parent]
-        siblings = [one.name for folder in folders if folder.is_dir() for one in folder.iterdir() if one.is_dir()]
+            parent = models[0].parent
+        siblings = (
+            [] if parent is None or not parent.is_dir() else [one.name for one in parent.iterdir() if one.is_dir()]
+        )
     except OSError:
         siblings = []
     near = get_close_matches(path.name, siblings, n=1)
-    hint = f". Did you mean '{path.parent / near[0]}'?" if near else ""
-    return BraidError(
-        f"there is no such folder{hint}",
-        str(path),
-        "A model is named by its folder, by its run, or by its study as STUDY/NAME.",
-    )
-
-
-def _one_seed(models: Sequence[Path]) -> list[Path]:
-    """The first seed's of a study's models, and those of all seeds."""
-    return [model for model in models if model.parent in (models[0].parent, models[0].parent.parent)]
+    return f". Did you mean '{path.parent / near[0]}'?" if near else ""

@@ -8,6 +8,7 @@ import torch
 
 from braidlm.bridges.bridge import folder_formats
 from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import model_type
 from braidlm.core.models.runs import CHECKPOINTS, CONFIG, is_interruption, is_run, model_folders_in
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -15,7 +16,7 @@ from braidlm.opening.braid import BRAID, OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.gated_folders import is_adapter
 from braidlm.opening.names import Names, StrPath, find_or_fetch, model_folder, name_sources, names_inside
-from braidlm.opening.opened_model import OpenedModel, model_type
+from braidlm.opening.opened_model import OpenedModel
 
 Backend = Literal["any", "own", "braid", "transformers"]
 """What reads a folder: Braid wherever a bridge lets it, and else transformers (any); the library that the folder is of
@@ -56,11 +57,10 @@ def open_models(
             folder = model_folder(folder)
             opened.append(_backend(folder, backend)(folder, hub, name=name, **switches))
             continue
-        checkpoints = [
-            _backend(path, backend)(path, name=f"{name}/{path.name}", **switches) for path in checkpoint_folders(folder)
-        ]
-        for checkpoint in checkpoints:
-            checkpoint.run = name
+        checkpoints: list[OpenedModel] = []
+        for path in checkpoint_folders(folder):
+            checkpoints.append(_backend(path, backend)(path, name=f"{name}/{path.name}", **switches))
+            checkpoints[-1].run = name
         opened += sorted(checkpoints, key=lambda c: (c.words or 0, c.tokens or 0, c.steps or 0, c.name))
     return opened
 

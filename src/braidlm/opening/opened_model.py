@@ -18,8 +18,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.card import licence_record
 from braidlm.core.models.folders import check_vocabulary, load_lineage
 from braidlm.core.models.integrity import model_hash
-from braidlm.core.models.runs import CONFIG, training_of
-from braidlm.core.reading import read_json
+from braidlm.core.models.runs import training_of
 from braidlm.data.tokenizing.build import BraidTokenizer, load_tokenizer
 from braidlm.opening.names import title_of, words_in_name
 
@@ -150,14 +149,6 @@ class OpenedModel(ABC):
 
     def _named_record(self, name: str) -> dict[str, Any]:
         return {"model": name, **licence_record(self.folder)}
-
-
-def model_type(folder: Path) -> str:
-    """The kind of model that a folder's config.json names."""
-    kind = read_json(folder / CONFIG).get("model_type")
-    if not isinstance(kind, str):
-        raise BraidError("this is not a model folder (its config.json has no model_type)", str(folder))
-    return kind
 
 
 def find_tokenizer(folder: Path) -> BraidTokenizer | None:

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.adapters import adaptable, choose_matrices, choose_names, lora, split_stacks
+from braidlm.core.models.adapters import adaptable, choose_names, lora, matrices, split_stacks
 from braidlm.core.models.folders import load_lineage
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.gating import find_parts
@@ -149,7 +149,7 @@ def _chosen(model: BraidForCausalLM, config: LoraTrainingConfig) -> list[str]:
         names = [name for name in adaptable(model) if name not in shared]
     else:
         with errors_at(TARGETS):
-            names = choose_matrices(model, config.targets)
+            names = choose_names(list(matrices(model)), config.targets)
         if taken := [name for name in names if name in shared]:
             raise BraidError(
                 f"layers share these matrices, and no adapter of one layer can be merged into them: {listed(taken)}",

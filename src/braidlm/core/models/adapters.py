@@ -10,15 +10,14 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.model.routing.router import ScoreLinear
 from braidlm.model.routing.stacked import StackedLinear
 
-PEFT_IS_MISSING = "peft, which trains adapters, is not installed"
-
 
 def check_peft(otherwise: str) -> None:
     """Raise an error early if peft is not installed; `otherwise` is what can be done without it."""
     try:
         import peft  # noqa: F401
     except ImportError:
-        raise BraidError(PEFT_IS_MISSING, todo=f"pip install 'braidlm[eval]', or {otherwise}") from None
+        what = "peft, which trains adapters, is not installed"
+        raise BraidError(what, todo=f"pip install 'braidlm[eval]', or {otherwise}") from None
 
 
 def matrices(model: nn.Module) -> dict[str, nn.Module]:
@@ -32,16 +31,12 @@ def matrices(model: nn.Module) -> dict[str, nn.Module]:
 
 def adaptable(model: nn.Module) -> list[str]:
     """The names of the matrices that get adapters unless others are chosen: all but those of routers."""
-    return [name for name, module in matrices(model).items() if not _is_routers(name, module)]
-
-
-def choose_matrices(model: nn.Module, wanted: str | Sequence[str]) -> list[str]:
-    """The matrices of these names (`qkv`, `feed.out`), or whose whole name a regular expression matches."""
-    return choose_names(list(matrices(model)), wanted)
+    found = matrices(model).items()
+    return [name for name, module in found if not (isinstance(module, ScoreLinear) or name.endswith(".router"))]
 
 
 def choose_names(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]:
-    """The names among these that are wanted, by their ends or by a regular expression."""
+    """The names among these with one of these ends (`qkv`, `feed.out`), or that a regular expression matches whole."""
     if isinstance(wanted, str):
         try:
             chosen = [name for name in names if re.fullmatch(wanted, name)]
@@ -53,12 +48,15 @@ def choose_names(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]
     known = dict.fromkeys(name.rpartition(".")[2] for name in names)
     if not wanted:
         raise BraidError("no matrix is named", todo=f"The model has {', '.join(known)}.")
+    chosen = []
     for end in wanted:
-        if not any(_ends_with(name, end) for name in names):
+        named = [name for name in names if f".{name}".endswith(f".{end}")]
+        if not named:
             raise BraidError(
                 f"the model has no matrix '{end}'.{did_you_mean(end, known)}", todo=f"It has {', '.join(known)}."
             )
-    return [name for name in names if any(_ends_with(name, end) for end in wanted)]
+        chosen += named
+    return [name for name in names if name in chosen]
 
 
 def split_stacks(model: nn.Module, names: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -78,11 +76,3 @@ def lora(model: Any, names: Sequence[str], rank: int, alpha: float, dropout: flo
     targets = {"target_modules": single, "target_parameters": stacked or None}
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, **targets, **options)  # type: ignore[arg-type]
     return get_peft_model(model, config)
-
-
-def _is_routers(name: str, module: nn.Module) -> bool:
-    return isinstance(module, ScoreLinear) or name.endswith(".router")
-
-
-def _ends_with(name: str, end: str) -> bool:
-    return name == end or name.endswith(f".{end}")

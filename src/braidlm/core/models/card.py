@@ -86,6 +86,7 @@ model = get_peft_model(model, config)
 
 def model_card(name: str, config: BraidConfig, model: BraidForCausalLM, lineage: dict[str, Any]) -> str:
     """The whole page."""
+    has_stacks = any(parameter.ndim == 3 for parameter in model.parameters())
     sections = [
         _front_matter(lineage),
         *_title(name, lineage),
@@ -93,15 +94,10 @@ def model_card(name: str, config: BraidConfig, model: BraidForCausalLM, lineage:
         USE,
         "## Parts",
         _table(("part", "layers", "parameters", "active per token"), _parts(model)),
-        *([ADAPTERS] if _has_trainable_stacks(model) else []),
+        *([ADAPTERS] if has_stacks and not untrainable(config.decoded.compression) else []),
         *_origin(lineage),
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _has_trainable_stacks(model: BraidForCausalLM) -> bool:
-    stacks = any(parameter.ndim == 3 for parameter in model.parameters())
-    return stacks and not untrainable(model.config.decoded.compression)
 
 
 def exported_card(name: str, lineage: dict[str, Any]) -> str:
@@ -115,7 +111,9 @@ def _title(name: str, lineage: dict[str, Any]) -> tuple[str, str]:
 
 def _origin(lineage: dict[str, Any]) -> Iterator[str]:
     """Data, licence, training."""
-    yield from ("## Data", _data_section(lineage), "## Licence", _licence_section(lineage))
+    rows = list(_data_rows(lineage))
+    yield from ("## Data", _table(("data", "source", "tokens", "words", "for"), rows) if rows else "Not known.")
+    yield from ("## Licence", _licence_section(lineage))
     yield "`lineage.json` says where every part came from."
     if training := lineage.get("training"):
         yield f"Training so far:\n\n```json\n{json.dumps(training, indent=2)}\n```"
@@ -165,11 +163,6 @@ def _parts(model: BraidForCausalLM) -> Iterator[tuple[Any, ...]]:
         yield f"{row['name']}{paths}", row["layers"] or "-", f"{row['parameters']:,}", f"{row['active_parameters']:,}"
 
 
-def _data_section(lineage: dict[str, Any]) -> str:
-    rows = list(_data_rows(lineage))
-    return _table(("data", "source", "tokens", "words", "for"), rows) if rows else "Not known."
-
-
 def _data_rows(lineage: dict[str, Any], part: str = "-") -> Iterator[tuple[str, str, str, str, str]]:
     """The data that a model was trained on, and its sources before it: the last column is the path or model."""
     sets = ((lineage.get("recipe") or {}).get("data") or {}).get("sets") or {}
@@ -179,17 +172,15 @@ def _data_rows(lineage: dict[str, Any], part: str = "-") -> Iterator[tuple[str, 
             continue
         if "data" in source:
             own = sets.get(source["data"]) or {}
-            where = next((own[key] for key in ("source", "folder", "path") if own.get(key)), "-")
-            amounts = [f"{source[key]:,}" if isinstance(source.get(key), int) else "-" for key in ("tokens", "words")]
-            yield str(source["data"]), _joined(where), amounts[0], amounts[1], part
+            found = next((own[key] for key in ("source", "folder", "path") if own.get(key)), "-")
+            where = ", ".join(map(str, found if isinstance(found, list) else [found]))
+            amounts = (source.get("tokens"), source.get("words"))
+            tokens, words = (f"{amount:,}" if isinstance(amount, int) else "-" for amount in amounts)
+            yield str(source["data"]), where, tokens, words, part
         elif source.get("sources"):
             yield from _data_rows(source, str(source.get("name") or source.get("model") or part))
         elif isinstance(source.get("lineage"), dict):  # the same model in another format
             yield from _data_rows(source["lineage"], part)
-
-
-def _joined(where: Any) -> str:
-    return ", ".join(map(str, where)) if isinstance(where, list) else str(where)
 
 
 def _table(columns: Sequence[str], rows: Any) -> str:

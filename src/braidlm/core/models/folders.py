@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.card import model_card
 from braidlm.core.models.integrity import check_finite, check_hash, opened_weights
+from braidlm.core.models.runs import CONFIG
 from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.braid_config import BraidConfig
@@ -39,10 +39,13 @@ WEIGHTS = "model.safetensors"
 GENERATION = "generation_config.json"
 IMPORTABLE = ("gpt2", "llama", "mistral", "moduleformer", "moep_lm", "qwen2")
 """The model types of folders that `braid convert` reads; a test keeps it equal to the bridges, which stand higher."""
-LINEAGE_KINDS = {"training": dict, "sources": list, "versions": dict, "weights": dict, "tokenizer": str}
-TRAINING_COUNTS = ("steps", "tokens", "words")
-ONE_FILE = "1000TB"
-"""transformers would divide weights above 50 GB; a model folder has one file of them."""
+LINEAGE_KINDS = {
+    "training": dict,
+    "sources": list,
+    "versions": dict,
+    "weights": dict,
+    "tokenizer": str,
+}
 
 
 def save_model(
@@ -66,7 +69,13 @@ def write_model_files(
     config = model.config
     if tokenizer is not None:
         check_vocabulary(config.vocab_size, tokenizer, name)
-        _check_spelling(model, tokenizer, name)
+        for end in (model.model.embedding, model.head):
+            if isinstance(end, ModelEnd) and not end.agrees_with(tokenizer.token_bytes):
+                raise BraidError(
+                    f"the model's {type(end).__name__} has not read this tokenizer: it knows other bytes of its tokens",
+                    name,
+                    "Call `read_tokenizer(model, tokenizer)` of braidlm.core.models.folders before it is trained.",
+                )
         set_special_ids(config, tokenizer)
         tokenizer.save(folder)
     model.generation_config = GenerationConfig(
@@ -74,7 +83,7 @@ def write_model_files(
     )
     if tokenizer is not None and tokenizer.pause_id is not None:
         model.generation_config.suppress_tokens = [tokenizer.pause_id]  # it was never trained as the next token
-    model.save_pretrained(folder, max_shard_size=ONE_FILE)
+    model.save_pretrained(folder, max_shard_size="1000TB")  # a model folder has one file of weights
     record = write_lineage(folder, tokenizer, lineage, {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)})
     write_text(folder / "README.md", model_card(name, config, model, record))
 
@@ -99,16 +108,6 @@ def read_tokenizer(model: BraidForCausalLM, tokenizer: Tokenizer) -> None:
     """Let a new model's embedding and head know the bytes of its tokens, where they read or write these."""
     for end in (model.model.embedding, model.head):
         end.read_tokenizer(tokenizer.token_bytes)
-
-
-def _check_spelling(model: BraidForCausalLM, tokenizer: Tokenizer, where: str) -> None:
-    for end in (model.model.embedding, model.head):
-        if isinstance(end, ModelEnd) and not end.agrees_with(tokenizer.token_bytes):
-            raise BraidError(
-                f"the model's {type(end).__name__} has not read this tokenizer: it knows other bytes of its tokens",
-                where,
-                "Call `read_tokenizer(model, tokenizer)` of braidlm.core.models.folders before the model is trained.",
-            )
 
 
 def set_special_ids(config: BraidConfig, tokenizer: Tokenizer) -> None:
@@ -185,22 +184,24 @@ def switch(model: BraidForCausalLM, paths: Sequence[str] | None, without: Sequen
             model.config.without = list(without)
 
 
+def model_type(folder: Path) -> str:
+    """The kind of model that a folder's config.json names."""
+    if not (folder / CONFIG).is_file():
+        raise BraidError("this is not a model folder (no config.json)", str(folder))
+    kind = read_json(folder / CONFIG).get("model_type")
+    if not isinstance(kind, str):
+        raise BraidError("this is not a model folder (its config.json has no model_type)", str(folder))
+    return kind
+
+
 def load_config(folder: Path | str) -> BraidConfig:
     """The configuration of a model folder."""
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise BraidError("this is not a model folder (no config.json)", str(folder))
-    kind = read_json(folder / "config.json").get("model_type")
-    if kind is None:
-        raise BraidError("this is not a model folder (its config.json has no model_type)", str(folder))
-    if kind != BraidConfig.model_type:
-        raise BraidError(
-            f"this folder holds a '{kind}' model, not a Braid model",
-            str(folder),
-            f"Bring it in with `braid convert {folder} --from {kind} --out DIR`."
-            if kind in IMPORTABLE
-            else f"Braid imports models of type {', '.join(IMPORTABLE[:-1])} and {IMPORTABLE[-1]} (`braid convert`).",
-        )
+    if (kind := model_type(folder)) != BraidConfig.model_type:
+        todo = f"Bring it in with `braid convert {folder} --from {kind} --out DIR`."
+        if kind not in IMPORTABLE:
+            todo = f"Braid imports models of type {', '.join(IMPORTABLE[:-1])} and {IMPORTABLE[-1]} (`braid convert`)."
+        raise BraidError(f"this folder holds a '{kind}' model, not a Braid model", str(folder), todo)
     try:
         with errors_of_transformers(folder / "config.json"):
             return BraidConfig.from_pretrained(folder)
@@ -216,15 +217,18 @@ def load_lineage(folder: Path | str) -> dict[str, Any] | None:
     path = Path(folder) / "lineage.json"
     if not path.is_file():
         return None
-    lineage = read_json(path)
+    lineage, problems = read_json(path), []
     for key, kind in LINEAGE_KINDS.items():
-        if not isinstance(lineage.get(key), (kind, NoneType)):
-            raise BraidError(f"'{key}' is not of the kind that Braid writes", str(path), "Use another copy.")
-    counts = lineage.get("training") or {}
-    if wrong := [key for key in TRAINING_COUNTS if not isinstance(counts.get(key), (int, NoneType))]:
-        raise BraidError(f"'training.{wrong[0]}' is not a whole number", str(path), "Use another copy.")
-    if not all(isinstance(source, dict) for source in lineage.get("sources") or []):
-        raise BraidError("'sources' is not a list of objects", str(path), "Use another copy.")
+        if not isinstance(lineage.get(key), kind | None):
+            problems.append(f"'{key}' is not of the kind that Braid writes")
+    if not problems:
+        counts = lineage.get("training") or {}
+        wrong = [key for key in ("steps", "tokens", "words") if not isinstance(counts.get(key), int | None)]
+        problems = [f"'training.{key}' is not a whole number" for key in wrong]
+        if not all(isinstance(source, dict) for source in lineage.get("sources") or []):
+            problems.append("'sources' is not a list of objects")
+    if problems:
+        raise BraidError(problems[0], str(path), "Use another copy.")
     return lineage
 
 
@@ -233,11 +237,9 @@ def check_weights(folder: Path, model: BraidForCausalLM) -> None:
     saved one."""
     path = folder / WEIGHTS
     with opened_weights(path) as file:
-        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in model.tied:
-        expected.pop(name, None)
-        stored.pop(name, None)
+        names = [name for name in file.keys() if name not in model.tied]  # noqa: SIM118
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in model.tied}
     if problems := compare_shapes(expected, stored, "the configuration says"):
         raise BraidError(
             f"the weights do not fit the configuration: {listed(problems)}",
@@ -260,10 +262,5 @@ def check_vocabulary(vocab_size: int, tokenizer: Tokenizer, where: str) -> None:
 
 def versions() -> dict[str, str]:
     """The versions that made a file."""
-    numbers = {"braidlm": __version__, "python": platform.python_version()}
-    for package in ("torch", "transformers", "tokenizers", "safetensors"):
-        try:
-            numbers[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return numbers
+    packages = ("torch", "transformers", "tokenizers", "safetensors")
+    return {"braidlm": __version__, "python": platform.python_version()} | {name: version(name) for name in packages}
