@@ -129,9 +129,8 @@ def explained_disk_errors(path: Path | str) -> Iterator[None]:
         match = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors writes it
         number = error.errno if isinstance(error, OSError) else match and int(match[1])
         if number in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskError(
-                "the disk is full; nothing was written", str(path), "Free some space and run the same command again."
-            ) from error
+            what = "the disk is full; nothing was written"
+            raise DiskError(what, str(path), "Free some space and run the same command again.") from error
         if number in (errno.EACCES, errno.EROFS):
             raise DiskError("no permission to write here", str(path), "Choose a folder you may write to.") from error
         raise
@@ -224,9 +223,8 @@ REMINDER_SECONDS = 60.0
 def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
     """Lock a folder until the handle is closed; an error if another process holds it."""
     if try_lock(handle) is False:  # where there are no locks, the user must not start two runs at once
-        raise BraidError(
-            f"another `braid {verb}` is at work here", str(folder), f"Wait for it to end, or choose another {option}."
-        )
+        what = f"another `braid {verb}` is at work here"
+        raise BraidError(what, str(folder), f"Wait for it to end, or choose another {option}.")
 
 
 def lock_or_wait(handle: int, folder: Path) -> None:

@@ -45,10 +45,8 @@ def find_recipe(name: str) -> Path:
     known = recipe_root() / f"{name}.yaml"
     if os.path.isfile(known):
         return known
-    raise BraidError(
-        f"there is no recipe '{name}'.{did_you_mean(name, [n for n, _ in list_recipes()])}",
-        todo="`braid list recipes` shows those that come with Braid; a recipe of your own is given as FILE.yaml.",
-    )
+    todo = "`braid list recipes` shows those that come with Braid; a recipe of your own is given as FILE.yaml."
+    raise BraidError(f"there is no recipe '{name}'.{did_you_mean(name, [n for n, _ in list_recipes()])}", todo=todo)
 
 
 def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, Any]:
@@ -114,11 +112,8 @@ def _of_width(factor: str | float, *, _parent_: Any) -> int:
 def _check_environment(variables: list[str], path: Path) -> None:
     """A recipe may be a stranger's, and what it reads is written to files: the environment has tokens and passwords."""
     if variables:
-        raise BraidError(
-            f"this recipe reads the environment: {', '.join(dict.fromkeys(variables))}",
-            str(path),
-            "Set BRAID_ALLOW_ENV=1 if you trust it.",
-        )
+        what = f"this recipe reads the environment: {', '.join(dict.fromkeys(variables))}"
+        raise BraidError(what, str(path), "Set BRAID_ALLOW_ENV=1 if you trust it.")
 
 
 def hydra_overrides(overrides: list[str] | None) -> list[str]:

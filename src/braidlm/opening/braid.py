@@ -75,11 +75,8 @@ class OpenedBraid(OpenedModel):
     def tokenizer(self) -> BraidTokenizer:
         tokenizer = find_tokenizer(self.folder)
         if tokenizer is None:
-            raise BraidError(
-                "this model has no tokenizer",
-                str(self.folder),
-                "Put its tokenizer.json and tokenizer_config.json into the folder.",
-            )
+            todo = "Put its tokenizer.json and tokenizer_config.json into the folder."
+            raise BraidError("this model has no tokenizer", str(self.folder), todo)
         return tokenizer
 
     def check(self) -> None:
@@ -121,11 +118,9 @@ class OpenedBraid(OpenedModel):
         """Refuse a model whose tensors are not weights that an edit can read."""
         self.check()
         if kinds := untrainable(self.config.decoded.compression):
-            raise BraidError(
-                f"this model is quantised ({', '.join(kinds)}), and an edit needs weights",
-                str(self.folder),
-                "Edit the model that it was made of, which lineage.json names, and quantise the result.",
-            )
+            what = f"this model is quantised ({', '.join(kinds)}), and an edit needs weights"
+            todo = "Edit the model that it was made of, which lineage.json names, and quantise the result."
+            raise BraidError(what, str(self.folder), todo)
         if odd := [f"{name} is of type {kind}" for name, kind in self._types.items() if kind not in FLOATS]:
             raise BraidError(f"these are no plain floating point numbers: {'; '.join(odd[:5])}", str(self.folder))
 

@@ -50,17 +50,12 @@ class OpenedDecoder(OpenedModel):
         elif self.has_lora:
             base = read_json(self.folder / LORA_CONFIG).get("base_model_name_or_path")
             if not isinstance(base, str) or not base:
-                raise BraidError(
-                    "these adapters do not say which model they are for (no base_model_name_or_path)",
-                    str(self.folder / LORA_CONFIG),
-                )
+                what = "these adapters do not say which model they are for (no base_model_name_or_path)"
+                raise BraidError(what, str(self.folder / LORA_CONFIG))
             self.base = decoder_by_name(base)
         elif read_json(self.folder / CONFIG).get("model_type") == BraidConfig.model_type:
-            raise BraidError(
-                "this is a Braid model, not a decoder of transformers",
-                str(self.folder),
-                "In a recipe it is named by start_from; every verb opens it by its folder.",
-            )
+            todo = "In a recipe it is named by start_from; every verb opens it by its folder."
+            raise BraidError("this is a Braid model, not a decoder of transformers", str(self.folder), todo)
 
     @property
     def kind(self) -> str:  # type: ignore[override]
@@ -85,11 +80,8 @@ class OpenedDecoder(OpenedModel):
         if (own := find_tokenizer(self.folder)) is not None:
             return own
         if self.base is None:
-            raise BraidError(
-                "this model has no tokenizer that Braid reads",
-                str(self.folder),
-                "`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes its tokenizer.json.",
-            )
+            todo = "`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes its tokenizer.json."
+            raise BraidError("this model has no tokenizer that Braid reads", str(self.folder), todo)
         return self.base.tokenizer
 
     @property
@@ -187,11 +179,8 @@ def _load_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             folder, dtype=dtype, trust_remote_code=False, output_loading_info=True
         )
     if missing := sorted(info["missing_keys"]):  # transformers would fill them with random numbers
-        raise BraidError(
-            f"weights are missing that the configuration asks for: {listed(missing)}",
-            str(folder),
-            "config.json and the weights must come from the same model.",
-        )
+        what = f"weights are missing that the configuration asks for: {listed(missing)}"
+        raise BraidError(what, str(folder), "config.json and the weights must come from the same model.")
     return _with_gates_in_float32(model, [] if dtype == torch.float32 else files)
 
 

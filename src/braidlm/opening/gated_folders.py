@@ -177,11 +177,9 @@ def check_base(adapter: GateAdapter, base: Path | str, folder: Path | str) -> No
     if adapter.base_sha256 is None or os.environ.get(ALLOW_CHANGED) == "1":
         return
     if weights_sha256(base) != adapter.base_sha256:
-        raise BraidError(
-            f"the weights of the base, {base}, are not those that these gates were made for (another SHA-256)",
-            str(folder),
-            f"Use the base as it was. If it was changed on purpose, set {ALLOW_CHANGED}=1.",
-        )
+        what = f"the weights of the base, {base}, are not those that these gates were made for (another SHA-256)"
+        todo = f"Use the base as it was. If it was changed on purpose, set {ALLOW_CHANGED}=1."
+        raise BraidError(what, str(folder), todo)
 
 
 CODE = "modeling_gated.py"
@@ -217,10 +215,8 @@ def write_decoder(model: PreTrainedModel, folder: Path) -> None:
     plain_config, plain = _plain_classes(kind, model)
     gates = gates_config_of(model)
     if not gate_kinds[gates.kind.kind].__module__.startswith("braidlm.model."):
-        raise BraidError(
-            f"the gates are of a kind of another package, '{gates.kind.kind}', whose code a folder cannot carry",
-            todo="Save the gates alone, as an adapter.",
-        )
+        what = f"the gates are of a kind of another package, '{gates.kind.kind}', whose code a folder cannot carry"
+        raise BraidError(what, todo="Save the gates alone, as an adapter.")
     classes = CLASSES.format(config=plain_config.__name__, model=plain.__name__, kind=kind, prefix=PREFIX)
     code = f"{HEADER.format(version=__version__)}{join_files([ROOT / 'gates.py']).rstrip()}\n{classes}"
     # Code that a folder brings along reads its weights under the names that they have in memory.
@@ -257,9 +253,6 @@ def register_gated(folder: Path) -> None:
 def _plain_classes(kind: str, where: Any) -> tuple[type[PretrainedConfig], type[PreTrainedModel]]:
     """The classes of transformers for a type of model, which it must have itself."""
     if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise BraidError(
-            f"transformers itself has no decoder '{kind}': its code is another folder's",
-            str(where) if isinstance(where, Path) else None,
-            "Save the gates alone, as an adapter.",
-        )
+        what = f"transformers itself has no decoder '{kind}': its code is another folder's"
+        raise BraidError(what, str(where) if isinstance(where, Path) else None, "Save the gates alone, as an adapter.")
     return CONFIG_MAPPING[kind], MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]]

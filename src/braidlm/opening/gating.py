@@ -82,7 +82,7 @@ def _not_found(model: PreTrainedModel, depth: int, lists: dict[str, nn.ModuleLis
     what = "several lists of modules could be" if found else "no list of modules is"
     return BraidError(
         f"the layers of {name} cannot be told: its configuration says {depth}, and {what} that many of one class; "
-        f"found: {', '.join(seen) or 'no list of modules at all'}",
+        f"found: {', '.join(seen) or 'no list of modules at all'}"
     )
 
 

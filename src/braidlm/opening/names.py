@@ -61,11 +61,8 @@ def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
     """
     path = _with_parts_left_out(given_path(name))
     if path is None:
-        raise BraidError(
-            f"there is no such folder{_nearest(given_path(name))}",
-            str(given_path(name)),
-            "A model is named by its folder, by its run, or by its study as STUDY/NAME.",
-        )
+        todo = "A model is named by its folder, by its run, or by its study as STUDY/NAME."
+        raise BraidError(f"there is no such folder{_nearest(given_path(name))}", str(given_path(name)), todo)
     existing_folder(path)
     if is_model_folder(path) or is_run(path):
         return [path]
@@ -73,11 +70,8 @@ def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
         return [model for model in models if is_run(model)] if any_folder else models
     if any_folder:
         return [path]
-    raise BraidError(
-        f"this is neither a model folder (no {CONFIG}) nor a run folder (no {RECIPE}) nor a study (no seed-1/NAME)",
-        str(path),
-        names_inside(path),
-    )
+    what = f"this is neither a model folder (no {CONFIG}) nor a run folder (no {RECIPE}) nor a study (no seed-1/NAME)"
+    raise BraidError(what, str(path), names_inside(path))
 
 
 def names_inside(folder: Path) -> str | None:
@@ -180,11 +174,8 @@ def find_or_fetch(name: StrPath, bare: bool = False) -> tuple[Path, str | None]:
     if is_hub_name(name, bare):
         return _fetch_from_hub(str(name)), str(name)
     if given_path(name).is_file():
-        raise BraidError(
-            "this is a file; give the folder that holds config.json and the weights",
-            str(name),
-            "If it is a file of weights that needs no folder, say of which format with `--from`.",
-        )
+        todo = "If it is a file of weights that needs no folder, say of which format with `--from`."
+        raise BraidError("this is a file; give the folder that holds config.json and the weights", str(name), todo)
     return find_model(name), None
 
 
@@ -196,20 +187,15 @@ def _fetch_from_hub(name: str) -> Path:
     try:
         folder = Path(snapshot_download(name, allow_patterns=DOWNLOADED, ignore_patterns=["*/*"]))
     except errors.GatedRepoError:
-        raise BraidError(
-            f"'{name}' on the Hub asks you to accept its terms first",
-            todo=f"Accept them at https://huggingface.co/{name} and log in with `hf auth login`.",
-        ) from None
+        todo = f"Accept them at https://huggingface.co/{name} and log in with `hf auth login`."
+        raise BraidError(f"'{name}' on the Hub asks you to accept its terms first", todo=todo) from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        raise BraidError(
-            f"there is no folder '{name}', and no model of that name on the Hub",
-            todo="Check the spelling; for a private model log in with `hf auth login`.",
-        ) from None
+        what = f"there is no folder '{name}', and no model of that name on the Hub"
+        raise BraidError(what, todo="Check the spelling; for a private model log in with `hf auth login`.") from None
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, HTTPError, OSError) as error:
-        raise BraidError(
-            f"there is no folder '{name}', and the Hub cannot be reached ({type(error).__name__})",
-            todo="Check the path; or download the model where there is a connection and give its folder.",
-        ) from None
+        what = f"there is no folder '{name}', and the Hub cannot be reached ({type(error).__name__})"
+        todo = "Check the path; or download the model where there is a connection and give its folder."
+        raise BraidError(what, todo=todo) from None
     if not is_model_folder(folder):
         raise BraidError(f"'{name}' on the Hub has no config.json", todo="It is not a transformers model.")
     return folder
@@ -240,11 +226,8 @@ def best_checkpoint(run: Path) -> Path:
     steps = {folder: checkpoint_steps(folder) for folder in model_folders_in(run / CHECKPOINTS)}
     scores = {folder: bits[step] for folder, step in steps.items() if step in bits}
     if not scores:
-        raise BraidError(
-            "no checkpoint of this run was validated when it was saved",
-            str(run),
-            "Name the run for its newest one. A recipe with `validation.every` as `checkpoints.every` validates all.",
-        )
+        todo = "Name the run for its newest one. A recipe with `validation.every` as `checkpoints.every` validates all."
+        raise BraidError("no checkpoint of this run was validated when it was saved", str(run), todo)
     return min(scores, key=lambda folder: scores[folder])
 
 

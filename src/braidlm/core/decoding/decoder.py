@@ -264,10 +264,8 @@ class OpenTexts:
 def check_numbers(logits: Tensor) -> Tensor:
     """Logits that tokens can be chosen from."""
     if bool(logits.isnan().any()):
-        raise BraidError(
-            "the model's logits are not numbers (NaN), so that there is no next token",
-            todo="Its weights are damaged or too large for their type; `braid show` says which are not finite.",
-        )
+        todo = "Its weights are damaged or too large for their type; `braid show` says which are not finite."
+        raise BraidError("the model's logits are not numbers (NaN), so that there is no next token", todo=todo)
     return logits
 
 

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from braidlm.core.decoding.decoder import (
-    Decoder,
-    OpenTexts,
-    Sampling,
-    check_numbers,
-    padded_prompts,
-)
+from braidlm.core.decoding.decoder import Decoder, OpenTexts, Sampling, check_numbers, padded_prompts
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Layers, Probability
 from braidlm.model.config.strict import decode
@@ -156,10 +150,8 @@ class EarlyExit:
     def __post_init__(self) -> None:
         decode(EarlyExit, self)
         if self.confidence is not None and self.speculate is not None:
-            raise BraidError(
-                "tokens either leave early when the model is sure, or are drafts that the whole model verifies",
-                todo="Give a confidence, or a number of tokens to speculate on.",
-            )
+            what = "tokens either leave early when the model is sure, or are drafts that the whole model verifies"
+            raise BraidError(what, todo="Give a confidence, or a number of tokens to speculate on.")
 
     def check(self, model: BraidForCausalLM) -> None:
         """Refuse a layer that the model cannot be left after."""
@@ -175,10 +167,8 @@ class EarlyExit:
             )
         early = early_layers(model)
         if not early or self.layer == model.config.decoded.depth:
-            raise BraidError(
-                "only a layer before the last can draft tokens or be left early",
-                todo=f"Such layers of this model: {', '.join(map(str, early)) or 'none'}.",
-            )
+            what = "only a layer before the last can draft tokens or be left early"
+            raise BraidError(what, todo=f"Such layers of this model: {', '.join(map(str, early)) or 'none'}.")
 
     def prepare(self, model: BraidForCausalLM) -> None:
         """Check, and let the passes of a model end after `layer` if nothing else is asked for."""

@@ -55,11 +55,8 @@ def _find(source: str | Path) -> Path:
         return recipe_root() / "prompts" / f"{source}.jsonl"
     near = [item.name for item in path.parent.iterdir()] if os.path.isdir(path.parent) else []
     hint = did_you_mean(path.name, [*near, *shipped()])
-    raise BraidError(
-        f"there is no such file of prompts.{hint if 'Did you' in hint else ''}",
-        str(source),
-        f"Give a file with a prompt a line, or the name of a set that comes with Braid: {', '.join(shipped())}.",
-    )
+    todo = f"Give a file with a prompt a line, or the name of a set that comes with Braid: {', '.join(shipped())}."
+    raise BraidError(f"there is no such file of prompts.{hint if 'Did you' in hint else ''}", str(source), todo)
 
 
 def _from_json(line: str, where: str) -> Prompt:
@@ -81,8 +78,6 @@ def _from_json(line: str, where: str) -> Prompt:
 def pause_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
     """So many pause tokens, which only the tokenizer of a model that was trained with them has."""
     if count and tokenizer.pause_id is None:
-        raise BraidError(
-            "this model has no pause token: it was not trained with pauses",
-            todo="Leave out the pauses, or train a model with data.pauses.",
-        )
+        what = "this model has no pause token: it was not trained with pauses"
+        raise BraidError(what, todo="Leave out the pauses, or train a model with data.pauses.")
     return [] if tokenizer.pause_id is None else [tokenizer.pause_id] * count

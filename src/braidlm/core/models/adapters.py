@@ -52,9 +52,8 @@ def choose_names(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]
     for end in wanted:
         named = [name for name in names if f".{name}".endswith(f".{end}")]
         if not named:
-            raise BraidError(
-                f"the model has no matrix '{end}'.{did_you_mean(end, known)}", todo=f"It has {', '.join(known)}."
-            )
+            what = f"the model has no matrix '{end}'.{did_you_mean(end, known)}"
+            raise BraidError(what, todo=f"It has {', '.join(known)}.")
         chosen += named
     return [name for name in names if name in chosen]
 

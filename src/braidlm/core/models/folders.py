@@ -39,13 +39,7 @@ WEIGHTS = "model.safetensors"
 GENERATION = "generation_config.json"
 IMPORTABLE = ("gpt2", "llama", "mistral", "moduleformer", "moep_lm", "qwen2")
 """The model types of folders that `braid convert` reads; a test keeps it equal to the bridges, which stand higher."""
-LINEAGE_KINDS = {
-    "training": dict,
-    "sources": list,
-    "versions": dict,
-    "weights": dict,
-    "tokenizer": str,
-}
+LINEAGE_KINDS = {"training": dict, "sources": list, "versions": dict, "weights": dict, "tokenizer": str}
 
 
 def save_model(
@@ -241,11 +235,8 @@ def check_weights(folder: Path, model: BraidForCausalLM) -> None:
         stored = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in model.tied}
     if problems := compare_shapes(expected, stored, "the configuration says"):
-        raise BraidError(
-            f"the weights do not fit the configuration: {listed(problems)}",
-            str(folder),
-            "config.json and model.safetensors must come from the same model.",
-        )
+        what = f"the weights do not fit the configuration: {listed(problems)}"
+        raise BraidError(what, str(folder), "config.json and model.safetensors must come from the same model.")
     check_hash(path, load_lineage(folder))
     check_finite(path)
 

@@ -20,14 +20,7 @@ from braidlm.core.models.runs import MODEL_CONFIGS
 ALLOW_CHANGED = "BRAID_ALLOW_CHANGED_WEIGHTS"
 """The environment variable that lets weights differ from what their lineage records."""
 WEIGHT_FILES = ("*.safetensors", "*.bin")
-HASHED_FILES = (
-    *WEIGHT_FILES,
-    *MODEL_CONFIGS,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-)
+HASHED_FILES = (*WEIGHT_FILES, *MODEL_CONFIGS, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 """The files that determine a model's scores."""
 
 
@@ -53,11 +46,9 @@ def check_hash(path: Path, lineage: Mapping[str, Any] | None) -> None:
     else:
         recorded = weights.get("sha256") if weights.get("file") == path.name else None
     if recorded is not None and file_sha256(path) != recorded:
-        raise BraidError(
-            f"{path.name} is not the file that lineage.json records (another SHA-256): it was damaged or changed",
-            str(path.parent),
-            f"Use another copy. If it was changed on purpose, set {ALLOW_CHANGED}=1, or save the model anew.",
-        )
+        what = f"{path.name} is not the file that lineage.json records (another SHA-256): it was damaged or changed"
+        todo = f"Use another copy. If it was changed on purpose, set {ALLOW_CHANGED}=1, or save the model anew."
+        raise BraidError(what, str(path.parent), todo)
 
 
 def file_sha256(path: Path) -> str:
@@ -87,11 +78,8 @@ def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
 
 def not_finite_error(names: list[str], where: str) -> BraidError:
     """The error for weights that hold NaN or infinity."""
-    return BraidError(
-        f"weights are not finite (NaN or infinite): {listed(names)}",
-        where,
-        "Use an earlier checkpoint; training that diverged needs a smaller learning rate or a longer warmup.",
-    )
+    todo = "Use an earlier checkpoint; training that diverged needs a smaller learning rate or a longer warmup."
+    return BraidError(f"weights are not finite (NaN or infinite): {listed(names)}", where, todo)
 
 
 @lru_cache(maxsize=512)

@@ -30,9 +30,8 @@ def config_from(name: str, overrides: list[str] | None = None, vocab_size: int |
     size = model.vocab_size or vocab_size
     if size is None:
         key = "vocab_size" if is_preset(data) else "model.vocab_size"
-        raise BraidError(
-            "the vocabulary's size is not known: this recipe takes it from the tokenizer", name, f"Give {key}=N."
-        )
+        what = "the vocabulary's size is not known: this recipe takes it from the tokenizer"
+        raise BraidError(what, name, f"Give {key}=N.")
     return BraidConfig(model.architecture, size)
 
 

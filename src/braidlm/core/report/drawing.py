@@ -85,9 +85,8 @@ def load_matplotlib() -> Any:
         import matplotlib.figure
         import matplotlib.ticker
     except ImportError:
-        raise BraidError(
-            "plots need matplotlib, which is not installed", todo="Install it with: pip install 'braidlm[plot]'"
-        ) from None
+        what = "plots need matplotlib, which is not installed"
+        raise BraidError(what, todo="Install it with: pip install 'braidlm[plot]'") from None
     return matplotlib
 
 
