@@ -1,57 +1,113 @@
-"""The demo: two paths trained apart become one model, compared with a dense model of its size on one page."""
+"""The demo: two paths trained apart become one model, compared with a dense model of its size on one page.
+
+The page's sentences say what its numbers mean, and follow from them whatever they are.
+"""
 
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from braidlm.core import console
+from braidlm.core.console import count
 from braidlm.core.models.folders import load_model
 from braidlm.core.report.rendering import show_report, write
+from braidlm.core.report.report import Report, Table
+from braidlm.data.corpora.maths import generate_problem
 from braidlm.data.corpora.stories import pronoun_pairs
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import validation_windows
 from braidlm.evals.formats.held_out_text import bits_per_byte
 from braidlm.evals.formats.options import pronoun_accuracy
 from braidlm.evals.scoring.ngrams import fit_ngrams
+from braidlm.inspection.results import RoutingReport, percent
 from braidlm.serving.generate import Continuation, generate
 from braidlm.studies.decoding import load_study
-from braidlm.studies.demo_page import PROBLEM, PRONOUNS, DemoFacts, demo_report
 from braidlm.studies.measure import ROUTES, measure, study_routes
-from braidlm.studies.results import Bits, StudyResults
+from braidlm.studies.report import ROUTES_LINK, add_routes, comparison_chart, learning_chart
+from braidlm.studies.results import Bits, ModelResult, StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Study
-from braidlm.studies.tables import inactive_paths, quality, training_time
+from braidlm.studies.tables import duration, inactive_paths, quality, training_time
 
 RECIPE = "demo/paths"
+PRONOUNS = 200
+PROBLEM = generate_problem(seed=7, index=0)
+"""A problem of another seed than the training's, which the models have not seen."""
 PROMPTS = {"stories": "Once upon a time, there was a", "maths": f"Question: {PROBLEM.question}\nSolution:"}
 """The beginnings of the samples, by domain."""
+ROUTED = (
+    "After each layer a router chooses, for each token, one of the paths or their combination. Nobody told it which "
+    "text is a story and which a problem."
+)
+UNROUTED = (
+    "This join has no router that could choose: it reads both paths. But after each layer one can ask which path's "
+    "output the joined stream resembles most, token by token."
+)
+EQUAL = 0.02
+"""Two scores that differ by less than this share count as equal: another seed moves them as far."""
+COUNTS = {2: "Two", 3: "Three", 4: "Four", 5: "Five"}
+WRITERS = {"composed": "the composed model", "dense": "the dense model"}
+
+
+@dataclass
+class DemoFacts:
+    """The contents of the report."""
+
+    results: StudyResults
+    ngrams: dict[str, Bits]
+    """Bits per byte of a unigram and a trigram model of the same tokens."""
+    samples: dict[str, dict[str, Continuation]]
+    """By domain, then by model."""
+    pronouns: dict[str, float]
+    """How often a model prefers the pronoun that agrees."""
+    seconds: dict[str, float]
+    vocab_size: int
+    routes: RoutingReport | None
+    """The routes of tokens in the composed model."""
+
+    @property
+    def composed(self) -> ModelResult:
+        """The composed model that the page is about: the first."""
+        return next(m for m in self.results.models if m.kind == "composed")
 
 
 def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
     """Run the demo into `out` and return the page's path. The same call again resumes, or shows what is there."""
     out = Path(out)
     study = load_study(RECIPE, [f"out={out}", f"data.cache={out / 'data'}", *(overrides or [])])
-    clock = _Clock()
-    data = open_data(study.data_config, study.validation.half)
-    clock.note("stories and word problems written, and cut into tokens")
-    models = run_study(study, data=data)
-    clock.note(trained := "paths, composed model and dense model trained")
-    results = measure(study, models)
-    clock.at_least(trained, sum(model.wall_seconds for model in results.models))
-    clock.note("scored on held-out text, with and without each path")
-    facts = DemoFacts(
-        results=results,
-        ngrams=_ngrams(study, data),
-        samples=_samples(results),
-        pronouns=_pronouns(results, data) if "stories" in study.domains else {},
-        seconds=clock.seconds,
-        vocab_size=data.tokenizer.vocab_size,
-        routes=study_routes(results, data, out / ROUTES, tokens=10_000),
-    )
-    clock.note("compared, and routes of tokens collected")
+    seconds: dict[str, float] = {}
+    with _timed("stories and word problems written, and cut into tokens", seconds):
+        data = open_data(study.data_config, study.validation.half)
+    with _timed(trained := "paths, composed model and dense model trained", seconds):
+        models = run_study(study, data=data)
+    with _timed("scored on held-out text, with and without each path", seconds):
+        results = measure(study, models)
+    # What an earlier call trained counts too, where this one resumed.
+    seconds[trained] = max(seconds[trained], sum(model.wall_seconds for model in results.models))
+    with _timed("compared, and routes of tokens collected", seconds):
+        facts = DemoFacts(
+            results=results,
+            ngrams=_ngrams(study, data),
+            samples=_samples(results),
+            pronouns=_pronouns(results, data) if "stories" in study.domains else {},
+            seconds=seconds,
+            vocab_size=data.tokenizer.vocab_size,
+            routes=study_routes(results, data, out / ROUTES, tokens=10_000),
+        )
     for table in (quality(results), training_time(results), inactive_paths(results)):
         console.show("")
         show_report(table)
     return write(demo_report(facts), out, "report")
+
+
+@contextmanager
+def _timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    seconds[what] = time.monotonic() - begin
 
 
 def _ngrams(study: Study, data: OpenData) -> dict[str, Bits]:
@@ -82,17 +138,260 @@ def _pronouns(results: StudyResults, data: OpenData) -> dict[str, float]:
     return {m.name: pronoun_accuracy(load_model(m.folder), data.tokenizer, pairs) for m in models}
 
 
-class _Clock:
-    """Seconds between notes."""
+def demo_report(facts: DemoFacts) -> Report:
+    """The page, with its pictures."""
+    report = Report("Two small models become one", "What `braid demo` did on this machine")
+    _add_verdict(report, facts)
+    sections: dict[str, Callable[[Report, DemoFacts], None]] = {
+        "What was done": _add_setting,
+        "Who goes where": _add_routing,
+        "Take a path away": _add_withdrawing,
+        "Two paths, trained apart": _add_paths,
+        "Composed into one model": _add_composing,
+        "How they learned": _add_curves,
+        "Every number": _add_numbers,
+        "What they write": _add_samples,
+        "What it took": _add_time,
+        "Go on from here": _add_next_steps,
+    }
+    for heading, add in sections.items():
+        add(report.heading(heading), facts)
+    return report
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.last = time.monotonic()
 
-    def note(self, what: str) -> None:
-        now = time.monotonic()
-        self.seconds[what], self.last = now - self.last, now
+def _add_verdict(report: Report, facts: DemoFacts) -> None:
+    results, composed = facts.results, facts.composed
+    trigram = {"trigram": facts.ngrams["trigram"]}
+    report.facts(dict(_key_figures(facts)))
+    for finding in findings(results, composed, trigram):
+        report.heading(finding.question, level=3).text(finding.answer)
+    first_seed = [m for m in results.models if m.seed == composed.seed]
+    report.chart(
+        comparison_chart(results, first_seed, trigram),
+        "Bits per byte say how well a model predicts text it has never seen: lower is better. Each model has its "
+        "colour on the whole report. Trigram models are told the domain; the others are not.",
+        "comparison",
+    )
+    report.text(
+        "This is one run with one seed, so that small differences mean little. The text is made by rules, and a part "
+        "of it says as much as the whole: what owners gain by text that others keep shows on real text only. "
+        "`docs/results.md` has more."
+    )
+    report.links(ROUTES_LINK if facts.routes else {})
 
-    def at_least(self, what: str, seconds: float) -> None:
-        """What an earlier call trained counts too, where this one resumed."""
-        self.seconds[what] = max(self.seconds[what], seconds)
+
+def _key_figures(facts: DemoFacts) -> Iterator[tuple[str, str]]:
+    composed = facts.composed
+    for domain, bits in composed.bits.items():
+        yield f"bits per byte on {domain}, composed", f"{bits:.2f}"
+    models = facts.routes.models if facts.routes is not None else []
+    if right := [m.tallies[-1].accuracy for m in models if any(layer.read_by == "router" for layer in m.layers)]:
+        yield "of router decisions for the text's own path", percent(right[0])
+    costs = [bits[d] - composed.bits[d] for path, bits in composed.silenced.items() for d in bits if d != path]
+    if costs:
+        yield "bits at most on the other domain when a path is withdrawn", _signed(max(costs))
+    yield "the whole demo", duration(sum(facts.seconds.values()))
+
+
+def _add_setting(report: Report, facts: DemoFacts) -> None:
+    results = facts.results
+    report.text(
+        "Braid wrote children's stories and worked word problems by rules, and trained two small models apart, "
+        f"each on {results.study.kept or 0.0:.0%} of its own text alone, as two owners of private data would, with one "
+        "tokenizer. Then it composed the two into one model, trained that on the rest, which neither had seen and both "
+        "give for it, and compared it with a dense model of about the same size that was trained from nothing on all "
+        "of the text. Nothing was downloaded."
+    )
+    sizes = {f"parameters, {m.name}": f"{m.parameters:,}" for m in results.models}
+    report.facts(sizes | {"vocabulary": f"{facts.vocab_size:,}"})
+
+
+def _add_paths(report: Report, facts: DemoFacts) -> None:
+    results = facts.results
+    rows = [
+        [m.name, count(m.tokens), *(f"{m.bits[d]:.3f}" for d in results.domains)]
+        for m in results.models
+        if m.kind == "path"
+    ]
+    report.text("Each path knows its own domain and is lost in the other. Bits per byte of held-out text:")
+    report.table(Table(["path", "tokens seen", *(f"on {d}" for d in results.domains)], rows))
+
+
+def _add_composing(report: Report, facts: DemoFacts) -> None:
+    results, composed = facts.results, facts.composed
+    join = results.study.steps[composed.name].join.kind  # type: ignore[attr-defined]
+    report.text(
+        "`braid compose` put the paths side by side. Their embeddings and heads were joined along the width, their "
+        "blocks are in parallel layers, and after each layer a join makes one stream of them again. The joins "
+        "begin as the mean of the paths' outputs; one full-width block before and after is new and untrained. So "
+        "the composed model is trained on, with the part of the text that was kept back from the paths."
+    )
+    report.code(
+        f"braid compose {' '.join(str(m.run_folder) for m in results.models if m.kind == 'path')} "
+        f"--names {' '.join(results.names('path'))} --join {join} --out composed\n"
+        f"braid show {composed.folder}"
+    )
+
+
+def _add_curves(report: Report, facts: DemoFacts) -> None:
+    for domain in facts.results.domains:
+        if chart := learning_chart(facts.results, domain, levels={"trigram": facts.ngrams["trigram"][domain]}):
+            report.chart(
+                chart,
+                f"Held-out {domain} during the training. The composed model begins after the tokens of both paths. "
+                "Its blocks before and after them are new and untrained, so that it may be behind a path at first.",
+                f"learning-{domain}",
+            )
+
+
+def _add_numbers(report: Report, facts: DemoFacts) -> None:
+    caption = "Bits per byte of held-out text. Tokens are those seen in training."
+    report.table(replace(quality(facts.results), name="", caption=caption))
+    rows = [[name, *(f"{bits[domain]:.3f}" for domain in facts.results.domains)] for name, bits in facts.ngrams.items()]
+    report.table(Table(["n-gram model", *facts.results.domains], rows))
+    if facts.pronouns:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in facts.pronouns.items())
+        report.text(
+            f"A harder question: in {PRONOUNS} beginnings of stories the next word must be the pronoun that agrees "
+            f"with the character. Guessing gives 50%; the models prefer the right one in: {shares}. Grammar "
+            "comes early, knowing who is who comes late."
+        )
+
+
+def _add_samples(report: Report, facts: DemoFacts) -> None:
+    for domain, texts in facts.samples.items():
+        report.heading(domain.capitalize(), level=3)
+        if domain == "maths":
+            report.text(f"The right answer is {PROBLEM.answer}.")
+        for name, sample in texts.items():
+            report.quote(sample.text, WRITERS.get(name, f"the path {name}"), prompt=sample.prompt)
+
+
+def _add_routing(report: Report, facts: DemoFacts) -> None:
+    if facts.routes is None:
+        report.text("The composed model has no layer in which the path of a token could be read.")
+        return
+    routed = any(layer.read_by == "router" for model in facts.routes.models for layer in model.layers)
+    report.text(ROUTED if routed else UNROUTED)
+    add_routes(report, facts.routes, "Held-out documents of each domain, and where their tokens go.")
+
+
+def _add_withdrawing(report: Report, facts: DemoFacts) -> None:
+    report.text(
+        "A path keeps its name in the composed model, and can be switched off when the model is loaded or while it "
+        "writes: the owner of the data it was trained on can withdraw it. What that costs, in bits per byte:"
+    )
+    report.table(replace(inactive_paths(facts.results), name=""))
+    report.text(
+        "That leaves out the path's blocks. What the embedding, the head and the joins learned beside it stays, so to "
+        "take data out of a model entirely, compose again without the path."
+    )
+
+
+def _add_time(report: Report, facts: DemoFacts) -> None:
+    report.text(
+        "Training alone. Paths need nothing of each other, so with two machines they take the time of the slower."
+    )
+    report.table(replace(training_time(facts.results), name=""))
+    steps = [[what, duration(seconds)] for what, seconds in facts.seconds.items()]
+    report.table(Table(["step of the demo", "time"], steps))
+
+
+def _add_next_steps(report: Report, facts: DemoFacts) -> None:
+    composed, first = facts.composed, facts.results.names("path")[0]
+    report.code(
+        f'braid generate {composed.folder} "Once upon a time" --top-next 5\n'
+        f'braid generate {composed.folder} "Once upon a time" --paths {first}\n'
+        f"braid routes {composed.folder} --out routes\n"
+        f"braid show {composed.folder}\n"
+        "braid train papers/papaformer/phase2        # the paper's experiment, at small size\n"
+        "braid prepare my-texts/*.txt --out data/mine"
+    )
+
+
+class Finding(NamedTuple):
+    """An answer, and the question it answers."""
+
+    question: str
+    answer: str
+
+
+def findings(results: StudyResults, composed: ModelResult, ngrams: Mapping[str, Bits]) -> list[Finding]:
+    """What the owners of the paths get, what withdrawing a path costs, and what pooling all text would have given."""
+    paths = [m for m in results.models if m.kind == "path" and m.seed == composed.seed]
+    count = COUNTS.get(len(paths), str(len(paths)))
+    kept = f"{results.study.kept:.0%} of their text" if results.study.kept is not None else "text"
+    found = [
+        Finding(f"{count} owners keep {kept} to themselves: what do they get?", _owners(composed, paths, ngrams)),
+        Finding("What does it cost when one of them withdraws?", _withdrawal(composed)),
+    ]
+    dense = [m for m in results.models if m.kind == "whole" and m.seed == composed.seed]
+    if dense:
+        answer = " ".join(_dense(composed, paths, model) for model in dense)
+        found.append(Finding("What would one model that saw all of the text reach?", answer))
+    return found
+
+
+def _owners(composed: ModelResult, paths: Sequence[ModelResult], ngrams: Mapping[str, Bits]) -> str:
+    own = {path.name: path.bits[path.name] for path in paths}
+    others = [path.bits[domain] for path in paths for domain in path.bits if domain != path.name]
+    sentences = [
+        "One model for every domain. In bits per byte of text that no model was trained on, it has "
+        f"{_listed(composed.bits)}; the owners' own models have {_listed(own)}, each on its own domain, and "
+        f"{_range(others)} on another's.",
+        f"Beside them the composed model is {compared(composed.bits, own)}.",
+    ]
+    for name, bits in ngrams.items():
+        sentences.append(
+            f"A {name} model of all the text of a domain has {_listed(bits)}; beside the composed model it is "
+            f"{compared(bits, composed.bits)}."
+        )
+    return " ".join(sentences)
+
+
+def _withdrawal(composed: ModelResult) -> str:
+    sentences = []
+    for path, bits in composed.silenced.items():
+        rest = {domain: bits[domain] - composed.bits[domain] for domain in bits if domain != path}
+        costs = ", ".join(f"{_signed(cost)} bits per byte on {domain}" for domain, cost in rest.items())
+        before, after = composed.bits[path], bits[path]
+        effect = "most of it is gone" if after / before > 2 else "much of it stays"
+        goes = f"{path} goes from {before:.2f} to {after:.2f}, so that {effect}"
+        sentences.append(f"Without the path {path} the rest pays {costs}, and {goes}.")
+    sentences.append("Nothing is trained again for that, and it can be undone.")
+    return " ".join(sentences)
+
+
+def _dense(composed: ModelResult, paths: Sequence[ModelResult], dense: ModelResult) -> str:
+    took = sum(path.seconds for path in paths) + composed.seconds
+    return (
+        f"The dense model of {dense.parameters:,} parameters (the composed one has {composed.parameters:,}), trained "
+        f"on all domains pooled for {duration(dense.seconds)} (paths and composed model: {duration(took)}), has "
+        f"{_listed(dense.bits)}. Beside the composed model it is {compared(dense.bits, composed.bits)}."
+    )
+
+
+def compared(bits: Bits, others: Bits) -> str:
+    """How scores compare with others, domain by domain: `better on stories (by 12%) and equal on maths`."""
+    words: dict[str, list[str]] = {"better": [], "equal": [], "worse": []}
+    for domain in others:
+        change = bits[domain] / others[domain] - 1
+        if abs(change) < EQUAL:
+            words["equal"].append(domain)
+        else:
+            words["better" if change < 0 else "worse"].append(f"{domain} (by {abs(change):.0%})")
+    return ", ".join(f"{word} on {' and '.join(domains)}" for word, domains in words.items() if domains)
+
+
+def _listed(bits: Mapping[str, float]) -> str:
+    *first, last = [f"{value:.2f} on {domain}" for domain, value in bits.items()]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")

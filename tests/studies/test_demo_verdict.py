@@ -1,6 +1,6 @@
 """What is said of a study's numbers follows from them, in whatever order they are."""
 
-from braidlm.studies.demo_page import compared, findings
+from braidlm.studies.demo import compared, findings
 from tests.studies.study_results import made_up_results
 
 TRIGRAM = {"trigram": {"stories": 0.66, "maths": 0.83}}
