@@ -12,7 +12,7 @@ _HOMES = {
     "edit": "braidlm.edits.edit",
     "eval": "braidlm.evals.evaluate",
     "exit_curve": "braidlm.evals.exit_curve",
-    "prune_curve": "braidlm.studies.pruning.curve",
+    "prune_curve": "braidlm.studies.prune_curve",
     "routes": "braidlm.inspection.routes",
     "generate": "braidlm.serving.generate",
     "compare": "braidlm.studies.compare",

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from braidlm.core.recipes import compose_recipe, find_recipe
 from braidlm.studies.decoding import is_study
-from braidlm.studies.plan import study_facts
-from braidlm.studies.show import recipe_facts
+from braidlm.studies.show import recipe_facts, study_facts
 from braidlm.training.monitoring import speed
 from tests.fuzz.honesty import honest
 from tests.fuzz.mutations import changed, rewritten, seeded

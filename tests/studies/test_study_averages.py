@@ -14,10 +14,10 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import decode_study, study_models
-from braidlm.studies.plan import study_facts
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
+from braidlm.studies.show import study_facts
 from braidlm.studies.tables import cost, summary, tables
 from tests.studies.toy_study import PATH_MODEL, composed, path, toy_study
 

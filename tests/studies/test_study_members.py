@@ -17,10 +17,10 @@ from braidlm.model.config.strict import encode
 from braidlm.model.paths.average import AverageHead, PosteriorHead
 from braidlm.model.paths.switches import use_paths
 from braidlm.studies.decoding import decode_study
-from braidlm.studies.plan import study_facts
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
+from braidlm.studies.show import study_facts
 from braidlm.studies.tables import summary, training_time
 from braidlm.training.features.distill.teachers import TEACHER
 from tests.studies.toy_study import PATH_MODEL, composed, path, toy_study

@@ -34,8 +34,8 @@ APART = ("paths", "without", "all_checkpoints", "leaderboard")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from braidlm.edits.criteria import PruningOptions
     from braidlm.evals.evaluated_model import Settings
-    from braidlm.studies.pruning.options import PruningOptions
 
     add = parser.add_argument
     add("words", nargs="+", metavar="MODEL|TASK", help="model folders, runs or studies, and tasks or suites")
@@ -102,9 +102,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _curves(args: argparse.Namespace, models: list[str], tasks: list[str], options: dict[str, Any]) -> Any:
     """The curves that the options ask for, of pruned models or of models after each layer; else None."""
+    from braidlm.edits.criteria import PruningOptions
     from braidlm.evals.exit_curve import exit_curve
-    from braidlm.studies.pruning.curve import prune_curve
-    from braidlm.studies.pruning.options import PruningOptions
+    from braidlm.studies.prune_curve import prune_curve
 
     pruning = given_settings(args, PruningOptions, PREFIX)
     if not pruning and args.exits is None:

@@ -1,6 +1,10 @@
-"""`braid show`: the facts of a recipe, a study, a model folder, a run or packed data, without running anything."""
+"""`braid show`: the facts of a recipe, a study, a model folder, a run or packed data, without running anything.
 
-from collections.abc import Sequence
+Of a study it says how many words, epochs and checkpoints each training takes, and about how long it lasts.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,23 +19,164 @@ from braidlm.core.models.presets import is_preset, read_model
 from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
 from braidlm.core.reading import given_path
 from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes
+from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
-from braidlm.data.packing.packed_data import PackedData, is_packed
+from braidlm.data.packing.packed_data import Manifest, PackedData, is_packed
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.config.braid_config import Architecture, BraidConfig
+from braidlm.model.config.strict import encode
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder, decoder_facts, decoder_notes
 from braidlm.opening.names import find_sources
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import OpenedModel
-from braidlm.studies.decoding import is_study
-from braidlm.studies.plan import study_facts
+from braidlm.studies.decoding import decode_study, errors_of, is_study, study_models
+from braidlm.studies.steps import DistilStep, EditStep
+from braidlm.studies.study import Study
 from braidlm.training.decoder import plan_decoder_run
-from braidlm.training.monitoring.speed import tokens_of, training_seconds, training_speed
+from braidlm.training.monitoring.speed import (
+    TOKENS_PER_WORD,
+    TRAINING_FLOPS,
+    tokens_of,
+    training_seconds,
+    training_speed,
+)
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.start_from import data_of, open_decoder
+
+
+class StudyPlan:
+    """The plans of a study's trainings, with what they share looked up once."""
+
+    def __init__(self, study: Study):
+        self.study = study
+        self.sizes = {domain: _size(study, domain) for domain in study.domains}
+        """Words and tokens of the training text of each domain; None where they are known only when it is prepared."""
+        self.is_prepared = None not in self.sizes.values()
+        words, tokens = map(sum, zip(*(size or (0, 0) for size in self.sizes.values()), strict=True))
+        self.tokens_per_word: float = tokens / words if words and self.is_prepared else TOKENS_PER_WORD
+        self.flops_per_second = training_speed()
+
+    def training(self, name: str, flops_per_token: int) -> dict[str, Any]:
+        """What the training of one step takes; None for what is known only when the data is prepared.
+
+        `seconds` are expected on this machine, within a factor of about two.
+        """
+        study = self.study
+        if study.steps[name].train is None:
+            return {"words": 0, "tokens": 0, "epochs": 0.0, "checkpoints": 0, "seconds": 0.0}
+        domains, options, epochs = study.domains_of(name), study.options_of(name), study.epochs_of(name)
+        begin, end = study.part_of_text(name)
+        budget = study.training_of(name).budget
+        per_step = int(options.get("batch", 32) * options.get("accumulation", 1) * study.data.length)
+        per_epoch = chunkings.build(study.data.chunking).words_per_epoch
+        words: int | None = None
+        tokens: int | None = None
+        if budget is not None:
+            tokens = tokens_of(budget, per_step, self.tokens_per_word)
+            words = budget.count if budget.unit == "words" else round(tokens / self.tokens_per_word)
+        elif per_epoch is not None:
+            words = round(epochs * per_epoch * len(domains))
+            tokens = round(words * self.tokens_per_word)
+        elif self.is_prepared:
+            amounts = zip(*(self.sizes[domain] or (0, 0) for domain in domains), strict=True)
+            words, tokens = (round(epochs * (end - begin) * sum(amount)) for amount in amounts)
+        checkpoints = seconds = None
+        if words is not None and tokens is not None:
+            seconds = training_seconds(tokens, flops_per_token, self.flops_per_second)
+            pace = study.checkpoints.every
+            last = {"words": words, "tokens": tokens, "steps": -(-tokens // per_step)}[pace.unit]
+            checkpoints, mark = 1, pace.next_after(0)  # one is made at the end
+            while mark is not None and mark < last:
+                checkpoints, mark = checkpoints + 1, pace.next_after(mark)
+        return {"words": words, "tokens": tokens, "epochs": epochs, "checkpoints": checkpoints, "seconds": seconds}
+
+
+def _size(study: Study, domain: str) -> tuple[int, int] | None:
+    """Words and tokens of the training text of a domain, if it is packed or was prepared before."""
+    spec = study.domains[domain]
+    packed = [Path(spec.path)] if spec.path else sorted(Path(study.data.cache).glob(f"{domain}-[0-9a-f]*/"))
+    manifests = [PackedData(folder).manifest for folder in packed if is_packed(folder)]
+    if spec.path is None:
+        manifests = [manifest for manifest in manifests if _is_of(manifest, study, domain)]
+    if len(manifests) != 1:  # not there, or prepared by several tokenizers of this size
+        return None
+    kept = (1.0 if spec.has_validation else 1.0 - spec.holdout) * (spec.subset.stop - spec.subset.start)
+    return round(kept * manifests[0].words), round(kept * manifests[0].tokens)
+
+
+def _is_of(manifest: Manifest, study: Study, domain: str) -> bool:
+    """Whether what was prepared is a domain's text, read as the study reads it, in tokens of as large a vocabulary."""
+    try:
+        spec = study.domains[domain].resolved(domain)
+    except BraidError:  # the text is not there
+        return False
+    sources = [spec.source] if isinstance(spec.source, str) else spec.source
+    reading = json.loads(json.dumps(spec.read_options().facts()))
+    same_text = (manifest.source.get("sources"), manifest.source.get("reading")) == (sources, reading)
+    return same_text and study.data.tokenizer.vocab_size in (None, manifest.vocab_size)
+
+
+def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
+    """Every model of a study as it would be built; the study's own figures are those of its first composed model."""
+    study = decode_study(data)
+    vocab_size = study.data.tokenizer.vocab_size
+    models: dict[str, dict[str, Any]] = {}
+    plan = StudyPlan(study)
+    with errors_at(name):
+        built = study_models(study)
+    for model in built:
+        with errors_of(model.name):
+            facts = model_facts(model.skeleton, length)
+        flops, step = facts["flops_per_token"], study.steps[model.name]
+        if isinstance(step, DistilStep):
+            epochs = study.epochs_of(model.name)
+            passes = epochs if step.distil.top_k is None else 1.0  # what the teacher says is stored once
+            teacher = models[step.distil.teacher]["flops_per_token"] / TRAINING_FLOPS  # it is only run forward
+            flops += round(teacher * passes / epochs)
+        training, times = plan.training(model.name, flops), len(study.seeds_of(model.name))
+        times = 1 if study.is_once(model.name) else times
+        models[model.name] = {"name": model.name, "kind": model.kind, **facts, "training": training, "times": times}
+    seconds = [row["training"]["seconds"] for row in models.values()]
+    total = None if None in seconds else sum(row["times"] * row["training"]["seconds"] for row in models.values())
+    main = next((row for row in models.values() if row["kind"] == "composed"), next(iter(models.values())))
+    problems: list[str] = []
+    for domain, spec in study.domains.items():
+        try:
+            spec.resolved(domain)
+        except BraidError as error:
+            problems.append(str(error))  # with what to do
+    return {
+        **main,
+        "kind": "study",
+        "name": name,
+        "about": dict(list_recipes()).get(name),
+        "models": list(models.values()),
+        "seeds": study.seeds,
+        "expected_seconds": total,
+        "domains": {domain: spec.source or spec.path or spec.folder for domain, spec in study.domains.items()},
+        "vocab_size_assumed": vocab_size is None,
+        "lineage": None,
+        "tokenizer": None,
+        "recipe": encode(study),
+        "notes": list(_notes(study, plan, main["training"]["words"] is not None)),
+        "problems": problems,
+    }
+
+
+def _notes(study: Study, plan: StudyPlan, words_are_known: bool) -> Iterator[str]:
+    """What the figures of a study rest on."""
+    if not plan.is_prepared and words_are_known:
+        yield f"Time is counted with {TOKENS_PER_WORD} tokens per word until the data is prepared."
+    elif not plan.is_prepared:
+        yield "Words, checkpoints and time are known when the data is prepared, which `braid train` begins with."
+    if study.data.tokenizer.vocab_size is None:
+        yield f"The vocabulary comes from the tokenizer; counted here with {DEFAULT_VOCAB_SIZE:,} tokens."
+    if any(isinstance(step, EditStep) for step in study.steps.values()):
+        yield "Edited models are counted before their edits, which need the trained model."
+
 
 ASSUMED_VOCABULARY = 50_257
 """GPT-2's: used where a recipe takes the vocabulary from a tokenizer that does not exist yet."""
@@ -56,7 +201,13 @@ def show(
         return study_facts(name, data, length) if is_study(data) else recipe_facts(name, data, length)
     if overrides:
         raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", name)
-    facts = [any_folder_facts(source, length) for source in ([x] if is_packed(x) else find_sources(x))]
+    if is_packed(x):
+        data = asdict(PackedData(x).manifest)
+        return {"kind": "data", **data, "name": name, "set": data.get("name"), "notes": [], "problems": []}
+    facts = [
+        run_facts(source, length) if is_run(source) else {"kind": "model", **folder_facts(open_model(source), length)}
+        for source in find_sources(x)
+    ]
     return facts[0] if len(facts) == 1 else _comparison(facts)
 
 
@@ -95,17 +246,6 @@ def _comparison(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "notes": [f"{one['name']}: {note}" for one in models for note in one["notes"]],
         "problems": [f"{one['name']}: {problem}" for one in models for problem in one["problems"]],
     }
-
-
-def any_folder_facts(x: str | Path, length: int | None = None) -> dict[str, Any]:
-    """A model folder, a run or a packed data set."""
-    folder = Path(x)
-    if is_packed(folder):
-        facts = asdict(PackedData(folder).manifest)
-        return {"kind": "data", **facts, "name": str(x), "set": facts.get("name"), "notes": [], "problems": []}
-    return (
-        run_facts(folder, length) if is_run(folder) else {"kind": "model", **folder_facts(open_model(folder), length)}
-    )
 
 
 def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:

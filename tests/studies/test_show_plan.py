@@ -4,7 +4,7 @@ from pathlib import Path
 
 from braidlm.data.loading.open_data import open_data
 from braidlm.studies.decoding import load_study
-from braidlm.studies.plan import DomainSize, StudyPlan
+from braidlm.studies.show import StudyPlan
 from braidlm.studies.study import Study
 
 
@@ -25,7 +25,7 @@ def test_the_size_is_that_of_the_same_text_in_the_same_tokens(tmp_path: Path) ->
     assert StudyPlan(study_of(long)).sizes == {"english": None}
     packed = open_data(study_of(long).data_config).train[0].data.manifest
     assert packed.words == 160
-    assert StudyPlan(study_of(long)).sizes == {"english": DomainSize(160, packed.tokens)}
+    assert StudyPlan(study_of(long)).sizes == {"english": (160, packed.tokens)}
     for other in (
         study_of(short),
         study_of(long, "data.tokenizer.vocab_size=300"),

@@ -22,6 +22,7 @@ from braidlm.core.reading import read_json
 from braidlm.core.report.drawing import load_matplotlib
 from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Lines, Report
+from braidlm.edits.criteria import PruningOptions
 from braidlm.edits.edit import SOURCE, EditPlan, assemble
 from braidlm.edits.modules import (
     Calibration,
@@ -41,7 +42,6 @@ from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.names import StrPath
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import OpenedModel
-from braidlm.studies.pruning.options import PruningOptions
 
 WHOLE = "as it is"
 

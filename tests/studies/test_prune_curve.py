@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from braidlm.studies.pruning import curve
 
 import braidlm
 from braidlm.cli.main import main
@@ -14,8 +15,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import save_model
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.studies.pruning import curve
-from braidlm.studies.pruning.options import PruningOptions
+from braidlm.edits.criteria import PruningOptions
 from tests.tiny_models import tiny_model
 
 TEXT = "The cat sat on the mat. A dog ran after the ball, and the ball ran on. " * 4
