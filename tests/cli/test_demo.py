@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from braidlm.cli.main import main
-from braidlm.studies.demo import _Clock
+from braidlm.studies import demo
 
 SMALL = [
     "domains.stories.documents=150",
@@ -83,7 +83,11 @@ def test_pictures_and_the_routing_report_lie_beside_it(demo_folder: Path) -> Non
     assert 'href="routes/routes.html"' in (demo_folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_same_call_again_shows_what_is_there(demo_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_call_again_shows_what_is_there(
+    demo_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, told = demo.demo_report, []
+    monkeypatch.setattr(demo, "demo_report", lambda facts: told.append(facts) or report(facts))
     before = sorted(demo_folder.glob("seed-1/*/checkpoints/*"))
     assert main(["demo", "--out", str(demo_folder), *SMALL]) == 0
     shown = capsys.readouterr().out
@@ -91,11 +95,6 @@ def test_the_same_call_again_shows_what_is_there(demo_folder: Path, capsys: pyte
     assert shown.count("is finished already") == 4, "each run"
     assert "Bits per byte" in shown
     assert sorted(demo_folder.glob("seed-1/*/checkpoints/*")) == before
-
-
-def test_training_of_an_earlier_call_counts_in_the_time() -> None:
-    clock = _Clock()
-    clock.note("trained")
-    clock.at_least("trained", 60.0)
-    clock.at_least("trained", 5.0)
-    assert clock.seconds == {"trained": 60.0}
+    (facts,) = told
+    trained = facts.seconds["paths, composed model and dense model trained"]
+    assert trained >= sum(model.wall_seconds for model in facts.results.models), "the training of the first call"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from braidlm.studies.pruning import curve
 
 import braidlm
 from braidlm.cli.main import main
@@ -16,6 +15,7 @@ from braidlm.core.models.folders import save_model
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.criteria import PruningOptions
+from braidlm.studies import prune_curve
 from tests.tiny_models import tiny_model
 
 TEXT = "The cat sat on the mat. A dog ran after the ball, and the ball ran on. " * 4
@@ -44,7 +44,7 @@ def options(root: Path, **other: Any) -> PruningOptions:
     return PruningOptions(str(root / "calibration.txt"), tokens=200, **other)
 
 
-def curves_of(root: Path, models: list[str], pruning: PruningOptions, out: Path | None = None) -> curve.PruningCurves:
+def curves_of(root: Path, models: list[str], pruning: PruningOptions, out: Path | None = None) -> prune_curve.PruningCurves:
     data = {"bits_per_byte": root / "dev.txt"}
     folders = [root / name for name in models]
     return braidlm.prune_curve(folders, "bits_per_byte", pruning, data_of=data, out=out, device="cpu")
@@ -95,7 +95,7 @@ def test_files_and_going_on(root: Path, tmp_path: Path, monkeypatch: pytest.Monk
     pytest.importorskip("matplotlib")
     out, pruning = tmp_path / "curve", options(root, thresholds=(0.0, 0.6))
     scored: list[str] = []
-    pruned, interrupted = curve._pruned, [True]
+    pruned, interrupted = prune_curve._pruned, [True]
 
     def counted(source: Any, name: str, plan: Any) -> Any:
         model = pruned(source, name, plan)
@@ -110,11 +110,11 @@ def test_files_and_going_on(root: Path, tmp_path: Path, monkeypatch: pytest.Monk
         model.loader = load_and_count
         return model
 
-    monkeypatch.setattr(curve, "_pruned", counted)
+    monkeypatch.setattr(prune_curve, "_pruned", counted)
     with pytest.raises(KeyboardInterrupt):
         curves_of(root, ["one"], pruning, out)
     interrupted.clear()
-    monkeypatch.setattr(curve, "measure_usage", None)
+    monkeypatch.setattr(prune_curve, "measure_usage", None)
     curves = curves_of(root, ["one"], pruning, out)
     assert scored == ["one, threshold 0", "one, threshold 0.6"]
     files = {path.name for path in out.iterdir()}
