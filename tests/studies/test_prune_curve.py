@@ -44,7 +44,9 @@ def options(root: Path, **other: Any) -> PruningOptions:
     return PruningOptions(str(root / "calibration.txt"), tokens=200, **other)
 
 
-def curves_of(root: Path, models: list[str], pruning: PruningOptions, out: Path | None = None) -> prune_curve.PruningCurves:
+def curves_of(
+    root: Path, models: list[str], pruning: PruningOptions, out: Path | None = None
+) -> prune_curve.PruningCurves:
     data = {"bits_per_byte": root / "dev.txt"}
     folders = [root / name for name in models]
     return braidlm.prune_curve(folders, "bits_per_byte", pruning, data_of=data, out=out, device="cpu")
