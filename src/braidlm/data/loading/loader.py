@@ -1,8 +1,8 @@
 """The loader: batches in an order that depends only on the seed, the same on any number of processes, resumable."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,8 @@ from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.strict import encode
 
 
-@dataclass(frozen=True)
-class StreamPosition:
-    """The position in one data set."""
+class StreamPosition(NamedTuple):
+    """The position in one data set, between two draws of chunks."""
 
     epoch: int = 0
     """How many epochs were begun before, of whatever part."""
@@ -27,15 +26,6 @@ class StreamPosition:
     """The part of the data set that this epoch reads; see `TokenStream.parts`."""
     before: float = 0.0
     """How often the data set was trained before this epoch."""
-
-
-@dataclass(frozen=True)
-class LoaderPosition:
-    """The position of the loader between two draws of chunks, with an entry per data set."""
-
-    streams: list[StreamPosition]
-    credits: list[float]
-    """See `assign_rows`."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +46,10 @@ class Place:
         return not self.column and not self.offset
 
 
-@dataclass(frozen=True)
-class _Epoch:
+class _Epoch(NamedTuple):
     """An epoch of one data set, or of a part of it."""
 
     stream: TokenStream
-    share: float
-    """The share of the data set's tokens in this part."""
     starts: np.ndarray
     """Where the chunks start, in order."""
     trained_lengths: np.ndarray
@@ -98,9 +85,9 @@ class Loader:
         self._mix_config = mix or MixtureConfig()
         self._mixture = Mixture(mix, {stream.name: len(stream) for stream in self.streams})
         self._kept_rows = self._fixed_rows() if chunking.keeps_rows else None
-        self._position = LoaderPosition([StreamPosition()] * len(self.streams), [0.0] * len(self.streams))
+        self._positions, self._credits = [StreamPosition()] * len(self.streams), [0.0] * len(self.streams)
         self._epochs: list[dict[int, _Epoch]] = [{} for _ in self.streams]
-        self._drawn: tuple[GlobalBatch, LoaderPosition] | None = None
+        self._drawn: tuple[GlobalBatch, list[StreamPosition], list[float]] | None = None
         self._place = Place(length)
 
     @property
@@ -111,12 +98,12 @@ class Loader:
     @property
     def epochs(self) -> dict[str, float]:
         """How many epochs of each data set have been trained."""
-        trained, share, after = {}, 0.0, self._position
+        trained, share, after = {}, 0.0, self._positions
         if self._place.column:  # of what is drawn, every chunk is trained as far as the others
-            drawn, after = self._draw()
+            drawn, after, _ = self._draw()
             share = self._place.column / int(drawn.trained_lengths.max())
         for index, name in enumerate(self.names):
-            begin, end = (self._trained(index, position.streams[index]) for position in (self._position, after))
+            begin, end = (self._trained(index, positions[index]) for positions in (self._positions, after))
             trained[name] = begin + share * (end - begin)
         return trained
 
@@ -138,14 +125,14 @@ class Loader:
         """
         if self._place.begins_a_draw:
             self._place = Place(row_length or self.length, progress)
-        drawn, after = self._draw()
+        drawn, after, credits = self._draw()
         batch, offset = drawn.columns(self._place.column, self._place.row_length), self._place.offset
         piece = batch.piece(offset, cut_at(batch.trained_words, offset, words_left, tokens_left))
         column = self._place.column + (self._place.row_length if piece.is_last_piece else 0)
         self._place = replace(self._place, column=column, offset=0 if piece.is_last_piece else piece.stop)
         if column >= drawn.trained_lengths.max():
-            self._position, self._drawn, self._place = after, None, Place(self.length)
-            for index, position in enumerate(after.streams):
+            self._positions, self._credits, self._drawn, self._place = after, credits, None, Place(self.length)
+            for index, position in enumerate(after):
                 epochs = self._epochs[index]
                 self._epochs[index] = {number: epochs[number] for number in epochs if number >= position.epoch}
         return piece
@@ -154,8 +141,8 @@ class Loader:
         """Everything that `load_state` needs, as plain JSON data; the same on every rank."""
         return {
             "facts": self._fingerprint(),
-            "places": {n: list(astuple(p)) for n, p in zip(self.names, self._position.streams, strict=True)},
-            "credits": dict(zip(self.names, self._position.credits, strict=True)),
+            "places": {n: list(p) for n, p in zip(self.names, self._positions, strict=True)},
+            "credits": dict(zip(self.names, self._credits, strict=True)),
             "cut": self._place.offset,
             "column": self._place.column,
             "row_length": self._place.row_length,
@@ -184,21 +171,21 @@ class Loader:
             )
         places = [state["places"][name] for name in self.names]
         # Earlier versions, which knew no parts, saved the epoch and the chunk.
-        positions = [StreamPosition(*(place if len(place) > 2 else (*place, 0, float(place[0])))) for place in places]
-        self._position = LoaderPosition(positions, [float(state["credits"][name]) for name in self.names])
+        self._positions = [StreamPosition(*(p if len(p) > 2 else (*p, 0, float(p[0])))) for p in places]
+        self._credits = [float(state["credits"][name]) for name in self.names]
         self._place, self._drawn = place, None
         self._epochs = [{} for _ in self.streams]
 
-    def _draw(self) -> tuple[GlobalBatch, LoaderPosition]:
-        """The chunks of a batch, or of several with shorter rows, at the current position, and the position after."""
-        if self._drawn is None:
-            self._drawn = self._read(self._place.progress, self.length // self._place.row_length)
-        return self._drawn
+    def _draw(self) -> tuple[GlobalBatch, list[StreamPosition], list[float]]:
+        """The chunks of a batch at the current positions, and the positions and credits (`assign_rows`) after them.
 
-    def _read(self, progress: float, batches: int) -> tuple[GlobalBatch, LoaderPosition]:
-        """The chunks of so many batches, as the rows of one."""
+        The chunks of several batches with shorter rows are the rows of one.
+        """
+        if self._drawn is not None:
+            return self._drawn
+        progress, batches = self._place.progress, self.length // self._place.row_length
         global_rows, local_rows = batches * self.global_rows, batches * self.local_rows
-        sources, credits = self._kept_rows, self._position.credits
+        sources, credits = self._kept_rows, self._credits
         if sources is None:
             sources, credits = assign_rows(global_rows, self._mixture.shares(progress), credits)
         words = np.empty((global_rows, self.length), np.uint8)
@@ -208,7 +195,7 @@ class Loader:
         tokens = np.empty((local_rows, self.length + 1), np.int64)
         positions = np.empty((local_rows, self.length), np.int64)
         first = self.rank * local_rows
-        after = list(self._position.streams)
+        after = list(self._positions)
         for index in np.unique(sources):
             stream, rows = self.streams[index], np.flatnonzero(sources == index)
             places, trained_lengths[rows], continues[rows], after[index] = self._take(index, len(rows), progress)
@@ -220,7 +207,8 @@ class Loader:
             positions[rows[local] - first] = places[local, :-1]
         own = continues[first : first + local_rows]
         batch = GlobalBatch(tokens, words, sources, first, trained_lengths, own, positions, targets)
-        return batch, LoaderPosition(after, credits)
+        self._drawn = batch, after, credits
+        return self._drawn
 
     def _fixed_rows(self) -> np.ndarray:
         """The data set of each row in every batch: the shares of the mix, rounded to whole rows."""
@@ -251,7 +239,7 @@ class Loader:
         A chunk is the file positions [length + 1] of its tokens, how many of them are trained, and whether its text
         continues that of the same row in the batch before.
         """
-        position, pacing = self._position.streams[index], self.streams[index].pacing
+        position, pacing = self._positions[index], self.streams[index].pacing
         places, lengths, continues = [], [], np.zeros(count, bool)
         taken = 0
         while taken < count:
@@ -266,7 +254,7 @@ class Loader:
             places.append(epoch.stream.positions(starts, self.length + 1))
             lengths.append(epoch.trained_lengths[chunks])
             taken += len(starts)
-            position = replace(position, chunk=position.chunk + len(starts))
+            position = position._replace(chunk=position.chunk + len(starts))
             if position.chunk == len(epoch.starts):
                 after = self._trained(index, position)
                 position = StreamPosition(position.epoch + 1, 0, pacing.part_after(part), after)
@@ -275,19 +263,19 @@ class Loader:
     def _trained(self, index: int, position: StreamPosition) -> float:
         """How often the data set was trained up to a position."""
         epoch = self._epoch(index, position)
-        return position.before + epoch.share * position.chunk / len(epoch.starts)
+        share = len(epoch.stream) / len(self.streams[index])
+        return position.before + share * position.chunk / len(epoch.starts)
 
     def _epoch(self, index: int, position: StreamPosition) -> _Epoch:
         epochs, number = self._epochs[index], position.epoch
         if number not in epochs:
-            whole = self.streams[index]
-            stream = whole.parts[position.part]
+            stream = self.streams[index].parts[position.part]
             rows = 1 if self._kept_rows is None else int((self._kept_rows == index).sum())
             starts = self.chunking.starts(stream, self.length, number, self.seed, max(rows, 1))
             if not len(starts):
                 raise RuntimeError(f"chunking '{self.chunking.as_dict()['kind']}' gave an epoch without chunks")
             trained_lengths = self.chunking.trained_lengths(stream, starts, self.length)
-            epochs[number] = _Epoch(stream, len(stream) / len(whole), starts, trained_lengths)
+            epochs[number] = _Epoch(stream, starts, trained_lengths)
         return epochs[number]
 
     def _fingerprint(self) -> dict[str, Any]:

@@ -52,13 +52,12 @@ def open_data(config: DataConfig, half: Half | None = None) -> OpenData:
         share = Subset(data_set.subset.start * kept, data_set.subset.stop * kept, data_set.subset.seed)
         opened.train.append(TokenStream(packed[name], share, name))
         if (stream := _validation(name, data_set, packed[name], tokenizer, config, half)) is not None:
-            opened.validation.append(stream if half is None else _half(stream, half))
+            if half is not None:
+                sizes = np.asarray(stream.data.document_bytes)[stream.chosen].tolist()
+                chosen = documents_of_half(sizes, half, f"data set '{stream.name}'")
+                stream = stream.of_documents(stream.chosen[chosen])
+            opened.validation.append(stream)
     return opened
-
-
-def _half(stream: TokenStream, half: Half) -> TokenStream:
-    sizes = np.asarray(stream.data.document_bytes)[stream.chosen].tolist()
-    return stream.of_documents(stream.chosen[documents_of_half(sizes, half, f"data set '{stream.name}'")])
 
 
 def _validation(
@@ -128,9 +127,10 @@ def _prepare(
     section_bytes: int | None = None,
 ) -> PackedData:
     options = replace(data_set.read_options(), section_bytes=section_bytes)
-    key = json_sha256({"source": source, "reading": options.facts(), "tokenizer": _tokenizer_key(tokenizer)})
-    folder = Path(config.cache) / f"{name}-{key[:12]}"
-    tokenizer_folder = Path(config.cache) / f"tokenizer-{_tokenizer_key(tokenizer, 12)}"
+    begin = "begin-" if tokenizer.beginning else ""
+    facts = {"source": source, "reading": options.facts(), "tokenizer": begin + tokenizer.fingerprint}
+    folder = Path(config.cache) / f"{name}-{json_sha256(facts)[:12]}"
+    tokenizer_folder = Path(config.cache) / f"tokenizer-{begin}{tokenizer.fingerprint[:12]}"
     if not _is_saved(tokenizer_folder):
         tokenizer.save(tokenizer_folder)  # from which the packing workers load it
     return prepare(source, folder, name=name, tokenizer=tokenizer_folder, replace=True, wait=True, **asdict(options))
@@ -165,10 +165,6 @@ def _train_tokenizer(config: DataConfig, plans: dict[str, ShardPlan]) -> BraidTo
             yield from at_least_one(texts, f"data.sets.{name}.source")
 
     return train_tokenizer(sample, SAMPLE_CHARACTERS, size, special, spec.begin, spec.space_before)
-
-
-def _tokenizer_key(tokenizer: BraidTokenizer, digits: int | None = None) -> str:
-    return f"{'begin-' if tokenizer.beginning else ''}{tokenizer.fingerprint[:digits]}"
 
 
 def _is_saved(tokenizer_folder: Path) -> bool:

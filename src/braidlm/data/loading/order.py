@@ -272,11 +272,15 @@ class OrderedStream(TokenStream):
 
     def fingerprint(self) -> dict[str, Any]:
         """A saved position is one in this order."""
-        return super().fingerprint() | {"order": self.facts()}
+        order = {**encode(self.choice), "seed": self.seed, "sha256": self.order.sha256}
+        return super().fingerprint() | {"order": order}
 
-    def facts(self) -> dict[str, Any]:
-        """What the order is, as plain data."""
-        return {**encode(self.choice), "seed": self.seed, "sha256": self.order.sha256}
+    def record(self) -> dict[str, Any]:
+        """What the order and its parts are, as plain data."""
+        key = _key(self, self.choice, self.seed)
+        parts = [{"documents": part.documents, "tokens": len(part)} for part in self.parts]
+        order = self.fingerprint()["order"]
+        return {**order, "documents": self.documents, "tokens": len(self), "parts": parts, "key": key}
 
     def table(self) -> str:
         """Every document with its score, its tokens and the first part that it is in."""
@@ -319,7 +323,7 @@ def record_orders(streams: Sequence[TokenStream], folder: Path) -> None:
         pacing = f"{stream.choice.options.pacing.kind}, in {len(stream.parts)} parts"
         by = f"{stream.documents:,} documents by {stream.choice.kind}, the {first} first"
         say(f"{stream.name}: {by} ({pacing}); in {folder / stream.name}.tsv.")
-    facts = {stream.name: _record(stream) for stream in ordered}
+    facts = {stream.name: stream.record() for stream in ordered}
     with contextlib.suppress(BraidError):
         if all((folder / f"{name}.tsv").is_file() for name in facts) and read_json(folder / RECORD) == facts:
             return
@@ -327,12 +331,6 @@ def record_orders(streams: Sequence[TokenStream], folder: Path) -> None:
         write_text(folder / f"{stream.name}.tsv", stream.table())
     if ordered:
         write_json(folder / RECORD, facts)
-
-
-def _record(stream: OrderedStream) -> dict[str, Any]:
-    key = _key(stream, stream.choice, stream.seed)
-    parts = [{"documents": part.documents, "tokens": len(part)} for part in stream.parts]
-    return {**stream.facts(), "documents": stream.documents, "tokens": len(stream), "parts": parts, "key": key}
 
 
 def _recorded(folder: Path, stream: TokenStream, choice: Choice, seed: int) -> DocumentOrder | None:

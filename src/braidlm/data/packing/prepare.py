@@ -9,8 +9,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from braidlm.core.files import explained_disk_errors, json_sha256
 from braidlm.core.reading import given_path
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed
 from braidlm.data.packing.shards import Limit, ShardCounts, assemble, finished_shard
-from braidlm.data.packing.tokenizer_choice import MEGABYTE, TokenizerChoice, choose_tokenizer, make_tokenizer
+from braidlm.data.packing.tokenizer_choice import MEGABYTE, choose_tokenizer, make_tokenizer
 from braidlm.data.packing.workers import Job, pack_all, work_folder
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, no_documents, plan_shards
 from braidlm.data.sources.text import unmatched_patterns
@@ -71,59 +70,42 @@ def prepare(
     plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
     check_answers(plan, options)
     limit = Limit(limit_documents, limit_words)
-    work = Work(name or out.resolve().name, source_list, options, choice, plan, limit)
-    if (finished := _finished(out, work.key, replace)) is not None:
+    name = name or out.resolve().name
+    facts = {
+        "format": FORMAT,
+        "name": name,
+        "sources": plan.fingerprints,
+        "reading": options.facts(),
+        "tokenizer": choice.fingerprint,
+        "limit": asdict(limit),
+        # Continuing with other shard boundaries would lose documents.
+        "shards": [[shard.source, shard.start, shard.stop] for shard in plan.shards],
+    }
+    # Equal for the same sources in the same state, packed in the same way.
+    key = json_sha256(facts)
+    if (finished := _finished(out, key, replace)) is not None:
         if not wait:  # several runs share what is prepared for them, and need not say so
             say(f"{out} is finished already: the same sources, options and tokenizer")
         return finished
-    with explained_disk_errors(out), work_folder(out, work.key, wait) as folder:
-        if (finished := _finished(out, work.key, replace)) is not None:  # by another process, since it was asked above
+    with explained_disk_errors(out), work_folder(out, key, wait) as folder:
+        if (finished := _finished(out, key, replace)) is not None:  # by another process, since it was asked above
             return finished
-        _pack_into(out, work, folder, workers or os.cpu_count() or 1)
+        _warn_of_skipped(plan, options)
+        used = make_tokenizer(choice, plan, options, limit, folder)
+        job = Job(folder, options, plan.shards)
+        packed = _pack(job, used, limit, workers or os.cpu_count() or 1)
+        _report(packed, used, source_list)
+        origin = {"sources": [str(source) for source in source_list], "reading": options.facts(), "key": key}
+        assemble(folder, out, name, used, packed, limit, origin, job.has_prompts)
     return PackedData(out)
 
 
-@dataclass(frozen=True)
-class Work:
-    """Everything that decides what a packed data set contains."""
-
-    name: str
-    sources: list[str | Path]
-    options: ReadOptions
-    tokenizer: TokenizerChoice
-    plan: ShardPlan
-    limit: Limit
-
-    @cached_property
-    def key(self) -> str:
-        """Equal for the same sources in the same state, packed in the same way."""
-        facts = {
-            "format": FORMAT,
-            "name": self.name,
-            "sources": self.plan.fingerprints,
-            "reading": self.options.facts(),
-            "tokenizer": self.tokenizer.fingerprint,
-            "limit": asdict(self.limit),
-            # Continuing with other shard boundaries would lose documents.
-            "shards": [[shard.source, shard.start, shard.stop] for shard in self.plan.shards],
-        }
-        return json_sha256(facts)
-
-
-def _pack_into(out: Path, work: Work, folder: Path, workers: int) -> None:
-    """Do what is left of the work in its folder, and make the data set of it."""
-    options, plan = work.options, work.plan
+def _warn_of_skipped(plan: ShardPlan, options: ReadOptions) -> None:
     for pattern in unmatched_patterns(options.separator, [shard.source for shard in plan.shards]):
         warn(f"no file matches the pattern '{pattern}' of the separators")
     if skipped := plan.skipped:
         kinds = ", ".join(sorted({Path(file).suffix or Path(file).name for file in skipped})[:8])
         warn(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of a kind that is not read: left out ({kinds})")
-    tokenizer = make_tokenizer(work.tokenizer, plan, options, work.limit, folder)
-    job = Job(folder, options, plan.shards)
-    packed = _pack(job, tokenizer, work.limit, workers)
-    _report(packed, tokenizer, work.sources)
-    origin = {"sources": [str(source) for source in work.sources], "reading": options.facts(), "key": work.key}
-    assemble(folder, out, work.name, tokenizer, packed, work.limit, origin, job.has_prompts)
 
 
 def _finished(out: Path, key: str, replace: bool) -> PackedData | None:

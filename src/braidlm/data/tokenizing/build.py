@@ -129,27 +129,14 @@ def _roles(backend: Tokenizer, settings: dict[str, Any]) -> SpecialTokens:
 
 def _from_hub(name: str) -> BraidTokenizer:
     """A tokenizer by its name on the Hub, from the local cache if it is there."""
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import (
-            EntryNotFoundError,
-            HfHubHTTPError,
-            HFValidationError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-        )
-    except ImportError:
-        raise BraidError(
-            f"'{name}' is not here, and huggingface_hub, which could fetch it, is not installed",
-            todo="pip install 'braidlm[data]'",
-        ) from None
+    from huggingface_hub import errors, hf_hub_download
 
     def fetch(file: str) -> Path | None:
         try:
             return Path(hf_hub_download(name, file))
-        except LocalEntryNotFoundError:
+        except errors.LocalEntryNotFoundError:
             raise  # a subclass of EntryNotFoundError for a missing connection
-        except EntryNotFoundError:
+        except errors.EntryNotFoundError:
             return None
 
     try:
@@ -157,12 +144,12 @@ def _from_hub(name: str) -> BraidTokenizer:
         if tokenizer is not None:
             return _from_file(tokenizer, config or tokenizer.with_name("none"))
         vocab, merges = fetch("vocab.json"), fetch("merges.txt")
-    except (RepositoryNotFoundError, HFValidationError):
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise BraidError(
             f"there is no folder or file '{name}', and no model of that name on the Hub",
             todo="Check the spelling; for a private model log in with `hf auth login`.",
         ) from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
         raise BraidError(
             f"there is no folder or file '{name}', and the Hub cannot be reached ({type(error).__name__})",
             todo="Check the path; or connect once so that the tokenizer gets into the cache; or copy its "
