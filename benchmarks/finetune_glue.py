@@ -22,8 +22,8 @@ from braidlm.core.models.folders import load_model
 from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.finetuning.data_sets import DATA_SETS
-from braidlm.evals.finetuning.labelled_task import Examples, LabelledTask, read_examples
+from braidlm.evals.finetuning.data_sets import DATA_SETS, Examples, read_examples
+from braidlm.evals.finetuning.labelled_task import LabelledTask
 from braidlm.evals.finetuning.loop import fine_tune, hyperparameters_for, seeds_for
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.task_data import find_data

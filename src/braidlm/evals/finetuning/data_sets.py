@@ -1,20 +1,23 @@
 """The labelled data sets (`data_sets.yaml`): their texts, labels and files, and their metrics in percent.
 
-Texts are composed as in the BabyLM pipeline of 2025 (`evaluation_pipeline/finetune/dataset.py`). Each metric has
-a standard error, and the score of a constant answer as its baseline.
+Texts are composed as in the BabyLM pipeline of 2025 (`evaluation_pipeline/finetune/dataset.py`), and files are checked
+line by line. Each metric has a standard error, and the score of a constant answer as its baseline.
 """
 
+import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Formatter
 
 import numpy as np
 
+from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_yaml
 from braidlm.evals.babylm.conventions import babylm_locations
-from braidlm.evals.statistics import pearson, spearman
+from braidlm.evals.rows import Row, files_of, json_rows, table_rows
+from braidlm.evals.statistics import pearson, percentage_error, spearman
 from braidlm.model.config.strict import decode
 
 BABYLM_FOLDERS = (*babylm_locations("full_eval/glue_filtered")[:-1], "glue-2024/glue_filtered", "glue_filtered")
@@ -57,12 +60,6 @@ class DataSet:
     """Names that a field has in other layouts."""
 
     @property
-    def licence(self) -> str:
-        """Neither collection has its own; both refer to those of the original data sets."""
-        site = "gluebenchmark.com" if self.task.startswith("glue_") else "super.gluebenchmark.com"
-        return f"that of the original data set (see {site}/faq)"
-
-    @property
     def name(self) -> str:
         return self.task.partition("_")[2]
 
@@ -85,6 +82,19 @@ class DataSet:
         """The usual locations of the training file inside a data folder; the other file is beside it."""
         own = [f"{folder}/{files.train}" for folder in self.other_folders for files in self.other_files]
         return (*(f"{folder}/{self.files[0].train}" for folder in BABYLM_FOLDERS), *own)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """One file's examples, in its order."""
+
+    texts: list[tuple[str, str | None]]
+    """One text, or two."""
+    labels: np.ndarray
+    """Classes (int64) or numbers (float64)."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
 
 
 DATA_SETS: tuple[DataSet, ...] = decode(
@@ -148,7 +158,73 @@ def standard_error(metric: str, answers: np.ndarray, labels: np.ndarray, classes
         return 100 * (1 - rate**2) / math.sqrt(len(labels) - 1)
     table = confusion_matrix(answers, labels, classes)
     if metric == "accuracy":
-        rate = accuracy(table) / 100
-        return 100 * math.sqrt(rate * (1 - rate) / len(labels))
+        return percentage_error(accuracy(table) / 100, len(labels))
     samples = np.random.default_rng(0).multinomial(len(labels), (table / table.sum()).ravel(), RESAMPLES)
     return float(np.std([OF_CLASSES[metric](each.reshape(table.shape)) for each in samples], ddof=1))
+
+
+def layout_of(data_set: DataSet, path: Path) -> Files:
+    """The layout whose files exist, by preference the one that has the given file."""
+    folder = path.parent if path.is_file() else path
+    complete, partial = [], []
+    for files in data_set.files:
+        missing = [name for name in (files.train, files.valid) if not (folder / name).is_file()]
+        complete += [] if missing else [files]
+        partial += [(files, missing[0])] if len(missing) == 1 else []
+    if complete:
+        return next((files for files in complete if path.is_file() and files.train == path.name), complete[0])
+    if not partial:
+        names = [f"{files.train} and {files.valid}" for files in data_set.files]
+        raise BraidError(f"there is no data of {data_set.task} here", str(folder), f"It is {', or '.join(names)}.")
+    files, absent = partial[0]
+    present = files.train if absent == files.valid else files.valid
+    raise BraidError(
+        f"{present} is here, and {absent} is not: {data_set.task} needs examples to learn from and examples to judge",
+        str(folder),
+        f"Put {absent} beside it, or give another folder with `--data {data_set.task}=FOLDER`.",
+    )
+
+
+def read_examples(data_set: DataSet, path: Path, files: Files) -> Examples:
+    """The examples of one file."""
+    texts, labels = [], []
+    (file,) = files_of(path)
+    for row in json_rows(file) if path.suffix == ".jsonl" else table_rows(file, files.columns):
+        row = replace(row, fields={data_set.other_fields.get(name, name): value for name, value in row.fields.items()})
+        texts.append(_texts(data_set, row))
+        labels.append(_label(data_set, row))
+    if not texts:
+        raise BraidError("there are no examples in this file", str(path))
+    return Examples(texts, np.array(labels, dtype=np.float64 if data_set.labels is None else np.int64))
+
+
+def _texts(data_set: DataSet, row: Row) -> tuple[str, str | None]:
+    for name in data_set.text_fields:
+        if not isinstance(row.value(name), str):
+            raise row.error(f"'{name}' is to be a text, not {json.dumps(row.value(name))[:40]}")
+    first, *second = (template.format_map(row.fields) for template in data_set.texts)
+    if not "".join((first, *second)).strip():
+        raise row.error("there is no text")
+    return first, second[0] if second else None
+
+
+def _label(data_set: DataSet, row: Row) -> float:
+    value = row.value("label")
+    shown = json.dumps(value)[:40]
+    if data_set.labels is None:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not 0 <= number <= MAX_LABEL:
+            raise row.error(
+                f"the label {shown} is not a number from 0 to {MAX_LABEL:g}, as those of {data_set.name} are"
+            )
+        return number
+    name = str(int(value)) if isinstance(value, bool) else str(value).strip()
+    if isinstance(value, str) and name in data_set.labels:
+        return data_set.labels.index(name)
+    if name not in map(str, range(len(data_set.labels))):
+        listed = ", ".join(f"{number} ({name})" for number, name in enumerate(data_set.labels))
+        raise row.error(f"the label {shown} is none of those of {data_set.name}: {listed}")
+    return int(name)

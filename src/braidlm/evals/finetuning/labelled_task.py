@@ -1,12 +1,8 @@
-"""A task that a model is fine-tuned for: its labelled examples, and the mean score over seeds.
-
-Examples are read from the files of a data set and checked line by line.
-"""
+"""A task that a model is fine-tuned for: its labelled examples, and the mean score over seeds."""
 
 import hashlib
-import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +13,12 @@ from braidlm.core.models.adapters import check_peft
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.classifier import encode
 from braidlm.evals.finetuning.data_sets import (
-    MAX_LABEL,
     DataSet,
-    Files,
+    Examples,
     all_metrics,
     constant_answer,
+    layout_of,
+    read_examples,
     standard_error,
 )
 from braidlm.evals.finetuning.loop import (
@@ -33,22 +30,8 @@ from braidlm.evals.finetuning.loop import (
     seeds_for,
 )
 from braidlm.evals.results import TaskResult
-from braidlm.evals.rows import Row, files_of, json_rows, table_rows
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.statistics import check_scipy
-
-
-@dataclass(frozen=True)
-class Examples:
-    """One file's examples, in its order."""
-
-    texts: list[tuple[str, str | None]]
-    """One text, or two."""
-    labels: np.ndarray
-    """Classes (int64) or numbers (float64)."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
 
 
 @dataclass(frozen=True)
@@ -96,8 +79,7 @@ class LabelledTask:
         examples = (self.train, self.valid)
         max_length = min(hyperparameters.length, model.scorer.context or hyperparameters.length)
         train, valid = (encode(model.tokenizer, some.texts, max_length, model.device) for some in examples)
-        classes, metric = self.data_set.classes, self.data_set.metric
-        return TokenizedData(train, self.train.labels, valid, self.valid.labels, classes, metric, max_length)
+        return TokenizedData(self.data_set, train, self.train.labels, valid, self.valid.labels, max_length)
 
     def result(
         self, task: str, hyperparameters: Hyperparameters, seeds: list[int], tuned: list[FineTunedModel]
@@ -136,7 +118,7 @@ class LabelledTask:
 
 def read_labelled(data_set: DataSet, path: Path) -> LabelledTask:
     """A data set from its folder, or from its training file, which is beside the validation file."""
-    files = _layout(data_set, path)
+    files = layout_of(data_set, path)
     folder = path.parent if path.is_file() else path
     paths = [folder / files.train, folder / files.valid]
     train, valid = (read_examples(data_set, file, files) for file in paths)
@@ -145,70 +127,3 @@ def read_labelled(data_set: DataSet, path: Path) -> LabelledTask:
         raise BraidError(f"every example has the label '{only}': there is nothing to learn", str(paths[0]))
     digest = hashlib.sha256("".join(f"{file.name} {sha256_of(file)}\n" for file in paths).encode())
     return LabelledTask(data_set, train, valid, digest.hexdigest())
-
-
-def _layout(data_set: DataSet, path: Path) -> Files:
-    """The layout whose files exist, by preference the one that has the given file."""
-    folder = path.parent if path.is_file() else path
-    complete, partial = [], []
-    for files in data_set.files:
-        missing = [name for name in (files.train, files.valid) if not (folder / name).is_file()]
-        complete += [] if missing else [files]
-        partial += [(files, missing[0])] if len(missing) == 1 else []
-    if complete:
-        return next((files for files in complete if path.is_file() and files.train == path.name), complete[0])
-    if not partial:
-        names = [f"{files.train} and {files.valid}" for files in data_set.files]
-        raise BraidError(f"there is no data of {data_set.task} here", str(folder), f"It is {', or '.join(names)}.")
-    files, absent = partial[0]
-    present = files.train if absent == files.valid else files.valid
-    raise BraidError(
-        f"{present} is here, and {absent} is not: {data_set.task} needs examples to learn from and examples to judge",
-        str(folder),
-        f"Put {absent} beside it, or give another folder with `--data {data_set.task}=FOLDER`.",
-    )
-
-
-def read_examples(data_set: DataSet, path: Path, files: Files) -> Examples:
-    """The examples of one file."""
-    texts, labels = [], []
-    (file,) = files_of(path)
-    for row in json_rows(file) if path.suffix == ".jsonl" else table_rows(file, files.columns):
-        row = replace(row, fields={data_set.other_fields.get(name, name): value for name, value in row.fields.items()})
-        texts.append(_texts(data_set, row))
-        labels.append(_label(data_set, row))
-    if not texts:
-        raise BraidError("there are no examples in this file", str(path))
-    return Examples(texts, np.array(labels, dtype=np.float64 if data_set.labels is None else np.int64))
-
-
-def _texts(data_set: DataSet, row: Row) -> tuple[str, str | None]:
-    for name in data_set.text_fields:
-        if not isinstance(row.value(name), str):
-            raise row.error(f"'{name}' is to be a text, not {json.dumps(row.value(name))[:40]}")
-    first, *second = (template.format_map(row.fields) for template in data_set.texts)
-    if not "".join((first, *second)).strip():
-        raise row.error("there is no text")
-    return first, second[0] if second else None
-
-
-def _label(data_set: DataSet, row: Row) -> float:
-    value = row.value("label")
-    shown = json.dumps(value)[:40]
-    if data_set.labels is None:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not 0 <= number <= MAX_LABEL:
-            raise row.error(
-                f"the label {shown} is not a number from 0 to {MAX_LABEL:g}, as those of {data_set.name} are"
-            )
-        return number
-    name = str(int(value)) if isinstance(value, bool) else str(value).strip()
-    if isinstance(value, str) and name in data_set.labels:
-        return data_set.labels.index(name)
-    if name not in map(str, range(len(data_set.labels))):
-        listed = ", ".join(f"{number} ({name})" for number, name in enumerate(data_set.labels))
-        raise row.error(f"the label {shown} is none of those of {data_set.name}: {listed}")
-    return int(name)

@@ -20,7 +20,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.adapters import adaptable, lora, split_stacks
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.finetuning.classifier import HEAD, EncodedTexts, classify, make_classifier, member_outputs
-from braidlm.evals.finetuning.data_sets import all_metrics
+from braidlm.evals.finetuning.data_sets import DataSet, all_metrics
 from braidlm.model.pretrained import BraidPreTrainedModel
 
 SEEDS = (42, 12, 3, 100, 200)
@@ -202,13 +202,11 @@ def autocast(device: torch.device) -> torch.autocast:
 class TokenizedData:
     """The training and validation examples of a data set as tokens."""
 
+    data_set: DataSet
     train: EncodedTexts
     train_labels: np.ndarray
     valid: EncodedTexts
     valid_labels: np.ndarray
-    classes: int | None
-    """None where labels are numbers."""
-    metric: str
     max_length: int
     """The maximum tokens of a text."""
 
@@ -251,7 +249,7 @@ def fine_tune(
     device = data.train.ids.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode(False):
         torch.manual_seed(seed)
-        classifier = make_classifier(model, data.classes or 1)
+        classifier = make_classifier(model, data.data_set.classes or 1)
         adapted = add_adapters(classifier, hyperparameters) if hyperparameters.method == "lora" else None
         step = TrainingStep(classifier, hyperparameters, device, replay)
         tuned = FineTunedModel(classifier, np.zeros(0), sum(parameter.numel() for parameter in step.parameters))
@@ -270,8 +268,8 @@ def _train(
     advance: Callable[[int], None],
 ) -> None:
     """All epochs; the model is left with the parameters of the best."""
-    device = step.device
-    labels = torch.from_numpy(data.train_labels).to(device, torch.float32 if data.classes is None else torch.int64)
+    device, classes, metric = step.device, data.data_set.classes, data.data_set.metric
+    labels = torch.from_numpy(data.train_labels).to(device, torch.float32 if classes is None else torch.int64)
     steps = hyperparameters.epochs * (len(data.train) // min(hyperparameters.batch_size, len(data.train)))
     best: list[Tensor] = []
     done = 0
@@ -291,7 +289,7 @@ def _train(
             raise BraidError("the loss is no longer a number", "fine-tuning", todo)
         answers = predict(tuned.classifier, data, data.valid)
         advance(int(data.valid.lengths.sum()))
-        tuned.scores.append(all_metrics(answers, data.valid_labels, data.classes)[data.metric])
+        tuned.scores.append(all_metrics(answers, data.valid_labels, classes)[metric])
         if tuned.best_epoch == len(tuned.scores):
             tuned.answers = answers
             best = [parameter.detach().clone() for parameter in step.parameters]
@@ -323,11 +321,11 @@ def predict(classifier: Any, data: TokenizedData, texts: EncodedTexts) -> np.nda
         with autocast(device):
             logits, _ = classify(classifier, _ids(data, texts, indices, index), texts.last_positions[index])
         order.append(indices)
-        outputs.append(logits[:, 0] if data.classes is None else logits.argmax(-1))
+        outputs.append(logits[:, 0] if data.data_set.classes is None else logits.argmax(-1))
     sorted_answers = torch.cat(outputs).cpu().numpy()
     answers = np.empty_like(sorted_answers)
     answers[np.concatenate(order)] = sorted_answers
-    return answers.astype(np.float64) if data.classes is None else answers
+    return answers.astype(np.float64) if data.data_set.classes is None else answers
 
 
 def add_adapters(model: Any, hyperparameters: Hyperparameters) -> Any:
