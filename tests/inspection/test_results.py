@@ -10,8 +10,7 @@ import braidlm
 from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
 from braidlm.inspection import measures
-from braidlm.inspection.collect import TokenChoices
-from braidlm.inspection.layers import Layer
+from braidlm.inspection.layers import Layer, TokenChoices
 from braidlm.inspection.measures import Tally, tally
 from braidlm.inspection.results import ModelRoutes, RoutingReport, degenerate, percent, verdicts
 from braidlm.inspection.routes import routes
@@ -28,7 +27,8 @@ TABLE_6 = {
 
 def top_1(choices: list[list[int]]) -> TokenChoices:
     """One choice for each layer and token."""
-    return TokenChoices.top_1(np.array(choices))
+    choices_LT = np.array(choices)
+    return TokenChoices(choices_LT[:, None], (choices_LT[:, None] >= 0).astype(np.float32))
 
 
 def paper_tally(name: str) -> Tally:

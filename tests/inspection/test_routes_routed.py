@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from braidlm.core.decoding.prompts import Prompt
-from braidlm.inspection.collect import NO_CHOICE, collect_choices
-from braidlm.inspection.layers import Layer, find_layers
+from braidlm.inspection.layers import NO_CHOICE, Layer, collect_choices, find_layers
 from braidlm.inspection.results import degenerate, load_chart
 from braidlm.inspection.routes import routes
 from braidlm.inspection.texts import Text

@@ -7,14 +7,14 @@ the loss, the stream after a layer is read by the norm before the head and the h
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from braidlm.core.errors import BraidError
+from braidlm.inspection.layers import record_calls
 from braidlm.inspection.texts import windows_of
 from braidlm.model.gates import Gate
 from braidlm.model.heads.losses import log_probabilities_of
@@ -46,20 +46,6 @@ class LayerOutputs:
         return nothing if self.gate.is_off else self.gate.add(self.hidden, nothing)
 
 
-@dataclass(frozen=True)
-class GatePass:
-    """One pass over some windows of texts."""
-
-    texts: list[int]
-    """For each window the index of its text."""
-    ids: Tensor
-    """[window, time]"""
-    mask: Tensor
-    """[window, time]: 0 at padding."""
-    layers: dict[int, LayerOutputs]
-    """By the numbers of the gated layers, counted from 1."""
-
-
 def context_limit(model: Any) -> int:
     """Tokens of a window: the model's context, or MAX_WINDOW if that is less."""
     return min(getattr(model.config, "max_position_embeddings", None) or MAX_WINDOW, MAX_WINDOW)
@@ -68,36 +54,24 @@ def context_limit(model: Any) -> int:
 @torch.no_grad()
 def gate_passes(
     model: Any, texts: Sequence[Sequence[int]], advance: Callable[[float, str], None] | None = None
-) -> Iterator[GatePass]:
-    """Run a gated model over texts, in windows; what every gate reads and gives is recorded."""
+) -> Iterator[tuple[list[int], Tensor, Tensor, dict[int, LayerOutputs]]]:
+    """Run a gated model over texts, in windows; what every gate reads and gives is recorded.
+
+    Yields the index of each window's text, ids and mask [window, time], and the outputs by the numbers of the gated
+    layers, counted from 1.
+    """
     gates, size, done = gates_of(model), context_limit(model), 0
-    with _recorded(gates) as layers:
+    with record_calls(gates) as calls:
         for windows in windows_of(texts, size, max(1, TOKENS_PER_PASS // size)):
             ids, mask = windows.padded(model.device)
             model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
-            yield GatePass(windows.texts, ids, mask, dict(layers))
+            layers = {
+                at: LayerOutputs(gates[at], inputs[0], inputs[1], output) for at, (inputs, output) in calls.items()
+            }
+            yield windows.texts, ids, mask, layers
             done += windows.tokens
             if advance is not None:
                 advance(done, "")
-
-
-@contextmanager
-def _recorded(gates: dict[int, Gate]) -> Iterator[dict[int, LayerOutputs]]:
-    """The outputs of each gate's layer in the latest pass; the hooks are removed whatever happens inside the block."""
-    layers: dict[int, LayerOutputs] = {}
-
-    def record(number: int) -> Callable[..., None]:
-        def hook(gate: Gate, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-            layers[number] = LayerOutputs(gate, *inputs, output)
-
-        return hook
-
-    handles = [gate.register_forward_hook(record(number)) for number, gate in gates.items()]
-    try:
-        yield layers
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass
@@ -152,11 +126,6 @@ def _sums(layer: LayerOutputs, chosen: Tensor) -> Tensor:
     return torch.stack([torch.ones_like(share).sum(), *(one.sum() for one in means)]).cpu()
 
 
-def kind_of_gates(model: Any) -> str:
-    """The registered name of the gates' kind."""
-    return next(iter(gates_of(model).values())).choice.kind
-
-
 @torch.no_grad()
 def measure_gates(
     model: Any,
@@ -169,12 +138,12 @@ def measure_gates(
     names = list(dict.fromkeys(domains))
     sums = {(number, name): torch.zeros(6, dtype=torch.float64) for number in gates for name in names}
     widths: dict[int, int] = {}
-    for one in gate_passes(model, texts, advance):
-        of_rows = [domains[text] for text in one.texts]
+    for of_texts, _, mask, layers in gate_passes(model, texts, advance):
+        of_rows = [domains[text] for text in of_texts]
         for domain in set(of_rows):
-            rows = torch.tensor([name == domain for name in of_rows], device=one.mask.device)
-            chosen = one.mask.bool() & rows[:, None]
-            for number, layer in one.layers.items():
+            rows = torch.tensor([name == domain for name in of_rows], device=mask.device)
+            chosen = mask.bool() & rows[:, None]
+            for number, layer in layers.items():
                 sums[number, domain] += _sums(layer, chosen.to(layer.plain.device))
                 widths[number] = layer.plain.shape[-1]
     activities = []
@@ -238,30 +207,6 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
-class Lens:
-    """The norm before a model's head, and the head."""
-
-    def __init__(self, model: Any):
-        self.norm: nn.Module
-        self.score: Callable[[Tensor, Tensor, Tensor], Tensor]
-        if isinstance(model, BraidForCausalLM):
-            self.norm, self.head, self.width = model.model.norm, model.head, model.model.width_out
-            self.score = model.head.log_probabilities
-        else:
-            parts = find_parts(model)
-            self.norm, self.head, self.width = parts.norm, parts.head, parts.width
-            self.score = lambda hidden, rows, tokens: log_probabilities_of(self.head(hidden), rows, tokens)
-
-    def loss_sum(self, stream: Tensor, tokens: Tensor) -> float:
-        """The summed negative log-probability of tokens [token], each predicted from a row of stream [token, width]."""
-        total = 0.0
-        device = next(self.head.parameters()).device
-        for rows, wanted in zip(stream.split(ROWS), tokens.split(ROWS), strict=True):
-            hidden, each = self.norm(rows).to(device), torch.arange(len(wanted), device=device)
-            total -= self.score(hidden, each, wanted.to(device)).double().sum().item()
-        return total
-
-
 @torch.no_grad()
 def gate_lens(
     model: Any, texts: Sequence[Sequence[int]], advance: Callable[[float, str], None] | None = None
@@ -270,20 +215,34 @@ def gate_lens(
 
     A layer whose stream is not as wide as the head's input cannot be read, and is left out.
     """
-    lens = Lens(model)
+    braid = isinstance(model, BraidForCausalLM)
+    parts: Any = model.model if braid else find_parts(model)
+    head = model.head if braid else parts.head
+    width = parts.width_out if braid else parts.width
+    device = next(head.parameters()).device
+
+    def loss_sum(stream: Tensor, tokens: Tensor) -> float:
+        """The summed negative log-probability of tokens [token], each predicted from a row of stream [token, width]."""
+        total = 0.0
+        for rows, wanted in zip(stream.split(ROWS), tokens.to(device).split(ROWS), strict=True):
+            hidden, each = parts.norm(rows).to(device), torch.arange(len(wanted), device=device)
+            scored = head.log_probabilities if braid else log_probabilities_of
+            total -= scored(hidden if braid else head(hidden), each, wanted).double().sum().item()
+        return total
+
     sums = {number: [0.0, 0.0] for number in gates_of(model)}
     count = 0
-    for one in gate_passes(model, texts, advance):
-        real = one.mask[:, 1:].bool()
-        tokens = one.ids[:, 1:][real]
+    for _, ids, mask, layers in gate_passes(model, texts, advance):
+        real = mask[:, 1:].bool()
+        tokens = ids[:, 1:][real]
         count += len(tokens)
-        for number, layer in one.layers.items():
-            if layer.plain.shape[-1] != lens.width:
+        for number, layer in layers.items():
+            if layer.plain.shape[-1] != width:
                 sums.pop(number, None)
                 continue
             chosen = real.to(layer.plain.device)
             for side, stream in enumerate((layer.plain, layer.gated)):
-                sums[number][side] += lens.loss_sum(stream[:, :-1][chosen], tokens)
+                sums[number][side] += loss_sum(stream[:, :-1][chosen], tokens)
     if not count:
         raise BraidError("the text has no two tokens in a row, so there is nothing to predict")
     return [LayerLens(number, without / count, loss / count) for number, (without, loss) in sums.items()]

@@ -1,4 +1,4 @@
-"""The layers of a model in which something is chosen for each token, and how each choice can be read.
+"""The layers of a model in which something is chosen for each token, and what each token of a text chooses there.
 
 A router's choice is read from the routing that the model returns. For a join without a router, the path is named whose
 output is closest, in cosine, to the joined output (PaPaformer, section 5.4.1). A head that weighs whole models anew for
@@ -6,15 +6,18 @@ every token is read by their shares.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
+from braidlm.inspection.texts import Text, windows_of
 from braidlm.model.layer_skip import layers_of
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
@@ -22,9 +25,12 @@ from braidlm.model.paths.joins import Join
 from braidlm.model.paths.routed_join import Routed
 from braidlm.model.paths.switches import path_names
 from braidlm.model.routing.router import TopKRouter
+from braidlm.model.routing.routing import Routing
 
 RoutingModule = Join | TopKRouter
 """A module that chooses. A routed join is represented by its router, which decides before anything is joined."""
+NO_CHOICE = -1
+"""The index in a layer that cannot be read, where it takes fewer choices than others, and of tokens that pass it by."""
 
 
 @dataclass(frozen=True)
@@ -81,48 +87,21 @@ def no_choices(where: str | None = None) -> NothingToSee:
     )
 
 
-def layer_labels(addresses: Sequence[str], depths: Sequence[int]) -> list[str]:
-    """Short names: `layer 7`, counted over the layers of all stages, of which there are `depths`, and `projection 1`,
-    counted over those that choose; then which part of the layer chooses.
-    """
-    projections: list[str] = []
-    labels = []
-    for address in addresses:
-        if layer := re.match(r"stages\.(\d+)\.layers\.(\d+)", address):
-            kind, number, prefix = "layer", sum(depths[: int(layer[1])]) + int(layer[2]) + 1, layer[0]
-        else:
-            projections.append(address)
-            kind, number, prefix = "projection", len(projections), address
-        labels.append(" ".join([kind, str(number), *_parts(address.removeprefix(prefix))]))
-    return labels
-
-
-def _parts(inside: str) -> list[str]:
-    """The part of a layer that chooses: a path, its later blocks by number, attention or feed-forward."""
-    words = [word for word in inside.split(".") if word not in ("", "paths", "join", "router", "block", "0")]
-    return [str(int(word) + 1) if word.isdecimal() else word for word in words]
-
-
-JoinRecords = dict[str, tuple[list[Tensor], Tensor]]
-"""By a join's address: the outputs of its paths, and the joined output."""
+K = TypeVar("K")
 
 
 @contextmanager
-def record_joins(joins: Iterable[Join]) -> Iterator[JoinRecords]:
-    """Record inputs and outputs of joins; the hooks are removed whatever happens inside the block."""
-    records: JoinRecords = {}
+def record_calls(modules: Mapping[K, nn.Module]) -> Iterator[dict[K, tuple[tuple, Any]]]:
+    """The inputs and the output of each module's latest call; hooks are removed whatever happens inside the block."""
+    records: dict[K, tuple[tuple, Any]] = {}
 
-    def hook(join: Any, inputs: tuple, outputs: tuple) -> None:
-        records[join.address] = (inputs[0], outputs[0])
+    def record(key: K, _: nn.Module, inputs: tuple, output: Any) -> None:
+        records[key] = inputs, output
 
-    handles = []
-    try:
-        for join in joins:
-            handles.append(join.register_forward_hook(hook))
+    with ExitStack() as hooks:
+        for key, module in modules.items():
+            hooks.callback(module.register_forward_hook(partial(record, key)).remove)
         yield records
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
@@ -131,22 +110,36 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
     modules = routing_modules(model)
     if not modules:
         raise no_choices()
-    with record_joins(module for module in modules if isinstance(module, Join)) as records:
+    with record_calls({module.address: module for module in modules if isinstance(module, Join)}) as records:
         body = model.model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
     routings = {routing.name: routing for routing in body.routings or ()}
     paths = set(path_names(model))
-    layers = []
+    layers: list[Layer] = []
     depths = [len(layers_of(stage)) for stage in model.model.stages]
-    for label, module in zip(layer_labels([module.address for module in modules], depths), modules, strict=True):
+    projections = 0
+    for module in modules:
         name, off = module.address, tuple(sorted(module.inactive))
+        # `layer 7` is counted over the layers of all stages, `projection 1` over those that choose.
+        if layer := re.match(r"stages\.(\d+)\.layers\.(\d+)", name):
+            label, prefix = f"layer {sum(depths[: int(layer[1])]) + int(layer[2]) + 1}", layer[0]
+        else:
+            projections += 1
+            label, prefix = f"projection {projections}", name
+        # Then follows what chooses: a path, its later blocks by number, attention or feed-forward.
+        unsaid = ("", "paths", "join", "router", "block", "0")
+        words = [word for word in name.removeprefix(prefix).split(".") if word not in unsaid]
+        label = " ".join([label, *(str(int(word) + 1) if word.isdecimal() else word for word in words)])
         if isinstance(module, TopKRouter):
             of_paths = bool(paths.intersection(module.choices))
-            top_k = module.config.top_k
-            layers.append(Layer(name, label, module.choices, "router", "", top_k, of_paths, off))
+            layers.append(Layer(name, label, module.choices, "router", "", module.config.top_k, of_paths, off))
         elif name in routings:
             layers.append(Layer(name, label, routings[name].choices, "router", inactive=off))
         else:
-            note = _no_cosine(module, *records[name])
+            (outputs, *_), (joined, *_) = records[name]
+            active = {x.shape[-1] for part, x in zip(module.names, outputs, strict=True) if part not in off}
+            widths = " and ".join(map(str, sorted(active)))
+            note = f"its paths ({widths} wide) cannot be compared with its output ({joined.shape[-1]})"
+            note = "" if active <= {joined.shape[-1]} else f"it has no router, and {note}"
             layers.append(Layer(name, label, module.names, "" if note else "cosine", note, inactive=off))
     if weighs_tokens(model):
         # Whole models meet in the head alone: where nothing is joined there is nothing to read.
@@ -168,10 +161,86 @@ def weighs_tokens(model: BraidForCausalLM) -> bool:
     return isinstance(model.head, AverageHead) and model.head.weighs_tokens
 
 
-def _no_cosine(join: Join, outputs: list[Tensor], joined: Tensor) -> str:
-    """Why the outputs of paths cannot be compared with the joined output; empty when they can."""
-    active = [x.shape[-1] for name, x in zip(join.names, outputs, strict=True) if name not in join.inactive]
-    if all(width == joined.shape[-1] for width in active):
-        return ""
-    widths = " and ".join(map(str, sorted(set(active))))
-    return f"it has no router, and its paths ({widths} wide) cannot be compared with its output ({joined.shape[-1]})"
+@dataclass(frozen=True)
+class TokenChoices:
+    """What the tokens of one text chose. Shapes: L layers, K the largest top_k of any layer, T tokens."""
+
+    chosen_LKT: np.ndarray
+    """Indices of choices, the one with the largest weight first; NO_CHOICE where there is none."""
+    weights_LKT: np.ndarray
+    """The weight of each of them; 0 where there is none."""
+
+    @property
+    def main_LT(self) -> np.ndarray:
+        """The choice with the largest weight."""
+        return self.chosen_LKT[:, 0]
+
+    def part(self, tokens: slice) -> "TokenChoices":
+        """The choices of some of the tokens."""
+        return TokenChoices(self.chosen_LKT[..., tokens], self.weights_LKT[..., tokens])
+
+
+@torch.no_grad()
+def collect_choices(
+    model: BraidForCausalLM,
+    layers: Sequence[Layer],
+    texts: Sequence[Text],
+    batch: int = 16,
+    advance: Callable[[float, str], None] | None = None,
+) -> list[TokenChoices]:
+    """The choices of each text's tokens. Texts longer than the context are read in windows of it."""
+    shapes = [(len(layers), max(layer.top_k for layer in layers), len(text.ids)) for text in texts]
+    choices = [TokenChoices(np.full(shape, NO_CHOICE, np.int16), np.zeros(shape, np.float32)) for shape in shapes]
+    unrouted = {layer.name for layer in layers if layer.read_by == "cosine"}
+    joins = {m.address: m for m in routing_modules(model) if isinstance(m, Join) and m.address in unrouted}
+    done = 0
+    with record_calls(joins) as records:
+        for windows in windows_of([text.ids for text in texts], model.config.max_position_embeddings, batch):
+            ids, mask = windows.padded(model.device)
+            read = model.run(ids, attention_mask=mask)
+            routings = {routing.name: routing for routing in read.routings}
+            for index, layer in enumerate(layers):
+                if not layer.read_by:
+                    continue
+                active = [n for n, name in enumerate(layer.choices) if name not in layer.inactive]
+                if layer.read_by == "shares":
+                    best_BT = model.head.log_weights(read.hidden, **read.read).argmax(-1)
+                    chosen_BTK, weights_BTK = _top_1(torch.tensor(model.head.active, device=best_BT.device)[best_BT])
+                elif layer.read_by == "cosine":
+                    (outputs, *_), (joined, *_) = records[layer.name]
+                    chosen_BTK, weights_BTK = _top_1(closest_path(outputs, joined, active))
+                else:
+                    chosen_BTK, weights_BTK = _routed_choices(routings[layer.name], layer.top_k)
+                for row, (n, at, own) in enumerate(zip(windows.texts, windows.starts, windows.rows, strict=True)):
+                    here = (index, slice(layer.top_k), slice(at, at + len(own)))
+                    choices[n].chosen_LKT[here] = chosen_BTK[row, : len(own)].T
+                    choices[n].weights_LKT[here] = weights_BTK[row, : len(own)].T
+            done += windows.tokens
+            if advance is not None:
+                advance(done, "")
+    return choices
+
+
+def closest_path(outputs: Sequence[Tensor], joined: Tensor, active: Sequence[int]) -> Tensor:
+    """For each token, which of the `active` paths' outputs has the largest cosine with the joined output, [B, T]."""
+    joined = joined.float()
+    cosines = torch.stack([torch.cosine_similarity(outputs[n].float(), joined, dim=-1) for n in active], dim=-1)
+    return torch.tensor(active, device=joined.device)[cosines.argmax(-1)]
+
+
+def _routed_choices(routing: Routing, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Choices and weights [B, T, K] of a routing, the largest weight first."""
+    if top_k == 1:
+        main_BT = routing.main_BT
+        return _top_1(main_BT if routing.present_BT is None else main_BT.masked_fill(~routing.present_BT, NO_CHOICE))
+    weights_BTK, order_BTK = routing.weights_BTK.sort(dim=-1, descending=True, stable=True)
+    if routing.present_BT is not None:
+        weights_BTK = weights_BTK * routing.present_BT[..., None]
+    # With fewer active paths than top_k, the router fills up with others at weight 0.
+    chosen_BTK = routing.chosen_BTK.gather(-1, order_BTK).masked_fill(weights_BTK == 0, NO_CHOICE)
+    return chosen_BTK.cpu().numpy(), weights_BTK.float().cpu().numpy()
+
+
+def _top_1(choice_BT: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    chosen_BTK = choice_BT[..., None].cpu().numpy()
+    return chosen_BTK, (chosen_BTK != NO_CHOICE).astype(np.float32)

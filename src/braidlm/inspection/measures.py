@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from braidlm.inspection.collect import NO_CHOICE, TokenChoices
-from braidlm.inspection.layers import Layer
+from braidlm.inspection.layers import NO_CHOICE, Layer, TokenChoices
 from braidlm.inspection.texts import Text
 
 SHUFFLES = 499
@@ -145,10 +144,7 @@ def tally(
     right: Mapping[str, str | None],
 ) -> Tally:
     """Count what each text's tokens chose, and compare it with the path that is `right` for each domain."""
-    tallies = [
-        _tally_layer(layer, index, texts, choices, right) if layer.read_by else None
-        for index, layer in enumerate(layers)
-    ]
+    tallies = [_tally_layer(one, n, texts, choices, right) if one.read_by else None for n, one in enumerate(layers)]
     read = [one for one in tallies if one is not None]
     of_paths = [one for layer, one in zip(layers, tallies, strict=True) if one is not None and layer.of_paths]
     total = sum(one.decisions for one in of_paths or read)
@@ -166,11 +162,6 @@ def counts_of(choices: np.ndarray, size: int, weights: np.ndarray | None = None)
 def named_shares(counts: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     """Shares under the choices' names."""
     return {name: float(share) for name, share in zip(names, shares(counts), strict=True)}
-
-
-def load_of(choices: Sequence[TokenChoices], index: int, size: int) -> np.ndarray:
-    """How often each of a layer's `size` choices was picked."""
-    return np.sum([counts_of(one.chosen_LKT[index], size) for one in choices], axis=0)
 
 
 def typical_tokens(texts: Sequence[Text], choices: Sequence[TokenChoices], index: int, size: int) -> list[list[int]]:
@@ -193,27 +184,24 @@ def _tally_layer(
     layer: Layer, index: int, texts: Sequence[Text], choices: Sequence[TokenChoices], right: Mapping[str, str | None]
 ) -> LayerTally:
     names, size = layer.choices, len(layer.choices)
+    groups = [text.domain or NO_DOMAIN for text in texts]
+
+    def summed(counts_TN: np.ndarray) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+        """The shares over all texts, and over the texts of each group."""
+        members = {group: [each == group for each in groups] for group in dict.fromkeys(groups)}
+        by_group = {group: named_shares(counts_TN[rows].sum(0), names) for group, rows in members.items()}
+        return named_shares(counts_TN.sum(0), names), by_group
+
     counts_TN = np.array([counts_of(one.main_LT[index], size) for one in choices])
     picks_TN = np.array([counts_of(one.chosen_LKT[index], size) for one in choices])
     weights_TN = np.array([counts_of(one.chosen_LKT[index], size, one.weights_LKT[index]) for one in choices])
-    groups = [text.domain or NO_DOMAIN for text in texts]
-    joint, load, weight = (_by_group(counted, groups) for counted in (counts_TN, picks_TN, weights_TN))
-    layer_tally = LayerTally(
-        layer=layer.name,
-        decisions=int(counts_TN.sum()),
-        shares=named_shares(counts_TN.sum(0), names),
-        by_domain={group: named_shares(counts, names) for group, counts in joint.items()},
-        load=named_shares(picks_TN.sum(0), names),
-        load_by_domain={group: named_shares(counts, names) for group, counts in load.items()},
-        weight=named_shares(weights_TN.sum(0), names),
-        weight_by_domain={group: named_shares(sums, names) for group, sums in weight.items()},
-        entropy=entropy(picks_TN.sum(0)),
-    )
-    domains = [group for group in joint if group != NO_DOMAIN]
+    counted = (*summed(counts_TN), *summed(picks_TN), *summed(weights_TN))
+    layer_tally = LayerTally(layer.name, int(counts_TN.sum()), *counted, entropy(picks_TN.sum(0)))
+    domains = [group for group in dict.fromkeys(groups) if group != NO_DOMAIN]
     if not domains:
         return layer_tally
-    joint_DN = np.array([joint[domain] for domain in domains])
-    targets = [_index(names, right.get(domain)) for domain in domains]
+    joint_DN = np.array([counts_TN[[group == domain for group in groups]].sum(0) for domain in domains])
+    targets = [names.index(path) if (path := right.get(domain)) in names else None for domain in domains]
     judged = [counts.sum() for counts, target in zip(joint_DN, targets, strict=True) if target is not None]
     layer_tally.judged = int(sum(judged))
     layer_tally.accuracy = accuracy(joint_DN, targets)
@@ -226,15 +214,6 @@ def _tally_layer(
         layer_tally.p_value = p_value(layer_tally.information, by_chance)
         layer_tally.domain_entropy = entropy(joint_DN.sum(1))
     return layer_tally
-
-
-def _by_group(counted_TN: np.ndarray, groups: Sequence[str]) -> dict[str, np.ndarray]:
-    """The sums over the texts of each group."""
-    return {group: counted_TN[[g == group for g in groups]].sum(0) for group in dict.fromkeys(groups)}
-
-
-def _index(names: Sequence[str], name: str | None) -> int | None:
-    return names.index(name) if name in names else None  # type: ignore[arg-type]
 
 
 def _judged_mean(layers: Sequence[LayerTally], key: str) -> float | None:

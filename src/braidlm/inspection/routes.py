@@ -16,10 +16,18 @@ from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.report.rendering import check_out, write
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.inspection.collect import NO_CHOICE, TokenChoices, collect_choices
-from braidlm.inspection.gates import ModelGates, kind_of_gates, measure_gates
-from braidlm.inspection.layers import Layer, NothingToSee, find_layers, no_choices, routing_modules
-from braidlm.inspection.measures import counts_of, load_of, named_shares, tally, typical_tokens
+from braidlm.inspection.gates import ModelGates, measure_gates
+from braidlm.inspection.layers import (
+    NO_CHOICE,
+    Layer,
+    NothingToSee,
+    TokenChoices,
+    collect_choices,
+    find_layers,
+    no_choices,
+    routing_modules,
+)
+from braidlm.inspection.measures import counts_of, named_shares, tally, typical_tokens
 from braidlm.inspection.results import (
     PASSED_BY,
     DataRoutes,
@@ -30,11 +38,13 @@ from braidlm.inspection.results import (
     degenerate,
 )
 from braidlm.inspection.routes_report import PAGE, routes_report
-from braidlm.inspection.texts import Text, Texts, check_domains, data_sources, prompt_texts, right_paths
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.inspection.texts import DataSource, Text, Texts, check_domains, prompt_texts, right_paths
+from braidlm.model.config.ranges import Count, Probability
+from braidlm.model.config.strict import decode
 from braidlm.model.paths.switches import path_names
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.gating import gates_of
 from braidlm.opening.names import Names, StrPath
 from braidlm.opening.open import open_models
 from braidlm.opening.opened_model import OpenedModel
@@ -86,18 +96,8 @@ def paths_of(model: OpenedModel) -> tuple[str, ...]:
     return path_names(model.info.model) if isinstance(model, OpenedBraid) else ()
 
 
-def analyse(
-    opened: OpenedModel, texts: Texts, right: dict[str, str | None], device: str, batch: int
-) -> tuple[ModelRoutes | None, ModelGates | None]:
-    """Run one model over its texts and describe what it chose, and what its gates did."""
-    model: Any = opened.load(device)
-    routes = _routes(opened, model, texts, right, batch) if is_routed(opened) else None
-    return routes, _gates(opened, model, texts) if is_gated(opened) else None
-
-
-def _routes(
-    opened: OpenedModel, model: BraidForCausalLM, texts: Texts, right: dict[str, str | None], batch: int
-) -> ModelRoutes:
+def _routes(opened: OpenedModel, model: Any, texts: Texts, right: dict[str, str | None], batch: int) -> ModelRoutes:
+    """Run one model over its texts and describe what it chose."""
     with errors_at(str(opened.folder)):
         layers = find_layers(model)
     with progress(f"routes of {opened.name}", texts.tokens, "tokens") as advance:
@@ -111,23 +111,30 @@ def _routes(
 
 
 def _gates(opened: OpenedModel, model: Any, texts: Texts) -> ModelGates:
+    """Run one model over its texts and describe what its gates did."""
     with progress(f"gates of {opened.name}", texts.tokens, "tokens") as advance:
         ids, domains = [text.ids for text in texts.all], [text.domain for text in texts.all]
         layers = measure_gates(model, ids, domains, advance)
-    return ModelGates(opened.name, str(opened.folder), kind_of_gates(model), texts.tokens, layers)
+    kind = next(iter(gates_of(model).values())).choice.kind
+    return ModelGates(opened.name, str(opened.folder), kind, texts.tokens, layers)
 
 
 def _describe(result: ModelRoutes, texts: Texts, choices: list[TokenChoices], tokenizer: BraidTokenizer) -> None:
     """Add everything the report says about a model."""
     layers, right = result.layers, result.domains
     of_prompts, of_data = choices[: len(texts.prompts)], choices[len(texts.prompts) :]
-    for text, of_text in zip(texts.prompts, of_prompts, strict=True):
-        result.prompts.append(_prompt_routes(result, text, of_text, tokenizer))
+    for text, own in zip(texts.prompts, of_prompts, strict=True):
+        view = _view(tokenizer, text.ids, own, layers)
+        at_last = [None if names is None or names[-1] == PASSED_BY else names[-1] for names in view.chosen]
+        path = right.get(text.domain) if text.domain else None
+        result.prompts.append(PromptRoutes(text.name, text.domain, path, at_last, _shares(layers, [own]), view))
     documents: list[Text] = []
-    for name, own in texts.data.items():
-        part = of_data[len(documents) : len(documents) + len(own)]
-        result.data.append(_data_routes(result, name, own, part, tokenizer))
-        documents += own
+    for name, added in texts.data.items():
+        part = of_data[len(documents) : len(documents) + len(added)]
+        sample = _view(tokenizer, added[0].ids[:SHOWN], part[0].part(slice(SHOWN)), layers)
+        size = sum(len(text.ids) for text in added)
+        result.data.append(DataRoutes(name, right.get(name), len(added), size, _shares(layers, part), sample))
+        documents += added
     if texts.prompts:
         last = [one.part(slice(-1, None)) for one in of_prompts]
         result.tallies.append(tally("the last token of each prompt", layers, texts.prompts, last, right))
@@ -141,26 +148,12 @@ def _describe(result: ModelRoutes, texts: Texts, choices: list[TokenChoices], to
     _remark(result, choices, list(dict.fromkeys(text.domain for text in texts.all if text.domain)))
 
 
-def _prompt_routes(result: ModelRoutes, text: Text, choices: TokenChoices, tokenizer: BraidTokenizer) -> PromptRoutes:
-    view = _view(tokenizer, text.ids, choices, result.layers)
-    at_last = [None if names is None or names[-1] == PASSED_BY else names[-1] for names in view.chosen]
-    path = result.domains.get(text.domain) if text.domain else None
-    return PromptRoutes(text.name, text.domain, path, at_last, _shares(result.layers, [choices]), view)
-
-
-def _data_routes(
-    result: ModelRoutes, name: str, documents: list[Text], choices: list[TokenChoices], tokenizer: BraidTokenizer
-) -> DataRoutes:
-    size = sum(len(text.ids) for text in documents)
-    sample = _view(tokenizer, documents[0].ids[:SHOWN], choices[0].part(slice(SHOWN)), result.layers)
-    return DataRoutes(name, result.domains.get(name), len(documents), size, _shares(result.layers, choices), sample)
-
-
 def _remark(result: ModelRoutes, choices: Sequence[TokenChoices], domains: list[str]) -> None:
     """Add what stands out, and what limits the reading."""
     for index, layer in enumerate(result.layers):
         if layer.read_by:
-            load = named_shares(load_of(choices, index, len(layer.choices)), layer.choices)
+            picks = np.concatenate([one.chosen_LKT[index] for one in choices], axis=-1)
+            load = named_shares(counts_of(picks, len(layer.choices)), layer.choices)
             result.findings += degenerate(layer, load, result.paths, domains)
         else:
             result.notes.append(f"{layer.name}: {layer.note}")
@@ -194,19 +187,16 @@ def _view(tokenizer: BraidTokenizer, ids: Sequence[int], choices: TokenChoices, 
     stream = TextStream(tokenizer, [])
     pieces = [stream.add(token) for token in ids]
     pieces[-1] += stream.finish()
-    served = [_served(layer, choices, index) if layer.read_by else None for index, layer in enumerate(layers)]
-    return TokenView(
-        pieces, [None if row is None else [next(iter(by), PASSED_BY) for by in row] for row in served], served
-    )
-
-
-def _served(layer: Layer, choices: TokenChoices, index: int) -> list[dict[str, float]]:
-    """For each token its choices in a layer with their weights, the largest first."""
-    pairs = zip(choices.chosen_LKT[index].T, choices.weights_LKT[index].T, strict=True)
-    return [
-        {layer.choices[n]: float(weight) for n, weight in zip(chosen, weights, strict=True) if n != NO_CHOICE}
-        for chosen, weights in pairs
-    ]
+    served: list[list[dict[str, float]] | None] = []
+    for index, layer in enumerate(layers):
+        pairs = zip(choices.chosen_LKT[index].T, choices.weights_LKT[index].T, strict=True)
+        by_token = [
+            {layer.choices[n]: float(weight) for n, weight in zip(*pair, strict=True) if n != NO_CHOICE}
+            for pair in pairs
+        ]
+        served.append(by_token if layer.read_by else None)
+    chosen = [None if row is None else [next(iter(by), PASSED_BY) for by in row] for row in served]
+    return TokenView(pieces, chosen, served)
 
 
 TOKENS = 20_000
@@ -239,12 +229,19 @@ def routes(
     opened = open_readable(models, paths, without)
     if out is not None:
         check_out(out, "braid routes", f"{PAGE}.html", fresh=True)
-    loaded = _prompts(prompts, with_data=bool(data))
-    sources = data_sources(data, tokens, held_out)
+    if prompts is None and not data:
+        prompts = DEFAULT_PROMPTS
+    read = read_prompts(prompts) if isinstance(prompts, (str, Path)) else prompts or ()
+    loaded = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in read]
+    decode(Count, tokens, "tokens")
+    decode(Probability | None, held_out, "held_out")
+    sources = [DataSource(name, str(path), tokens, held_out) for name, path in (data or {}).items()]
+    for source in sources:
+        source.check()
     if not loaded and not sources:
         raise BraidError("there is nothing to look at", todo="Give prompts or data.")
-    named = [*(prompt.domain for prompt in loaded if prompt.domain), *(source.name for source in sources)]
-    check_domains(path_of, named, [path for model in opened for path in paths_of(model)])
+    named = list(dict.fromkeys([*(one.domain for one in loaded if one.domain), *(source.name for source in sources)]))
+    check_domains(path_of, named, list(dict.fromkeys(path for model in opened for path in paths_of(model))))
     right = [right_paths(named, paths_of(model), path_of, str(model.folder)) for model in opened]
     device = choose_device(device)
     # Every text is read and checked before any model runs; models of one tokenizer share the tokens.
@@ -256,17 +253,12 @@ def routes(
             texts[key] = Texts(of_prompts, {source.name: source.texts(model.tokenizer) for source in sources})
     report = RoutingReport([])
     for key, model, of_domains in zip(keys, opened, right, strict=True):
-        chosen, gates = analyse(model, texts[key], of_domains, device, batch)
-        report.models += [] if chosen is None else [chosen]
-        report.gated += [] if gates is None else [gates]
+        loaded_model = model.load(device)
+        if is_routed(model):
+            report.models.append(_routes(model, loaded_model, texts[key], of_domains, batch))
+        if is_gated(model):
+            report.gated.append(_gates(model, loaded_model, texts[key]))
+        del loaded_model  # frees its memory before the next one is loaded
     if out is not None:
         write(routes_report(report, back), out, PAGE, fresh=True)
     return report
-
-
-def _prompts(prompts: StrPath | Sequence[Prompt | str] | None, with_data: bool) -> list[Prompt]:
-    if prompts is None:
-        return [] if with_data else read_prompts(DEFAULT_PROMPTS)
-    if isinstance(prompts, (str, Path)):
-        return read_prompts(prompts)
-    return [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +14,6 @@ from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.sources.plan import ReadOptions, plan_shards
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
-from braidlm.model.config.ranges import Count, Probability
-from braidlm.model.config.strict import decode
 
 
 @dataclass(frozen=True)
@@ -68,11 +64,8 @@ class DataSource:
         if is_packed(self.path):
             PackedData(self.path)
         elif self.held_out is not None:
-            raise BraidError(
-                "only packed data has a held-out part",
-                self.where,
-                "Pack it with `braid prepare`, or leave out --held-out.",
-            )
+            todo = "Pack it with `braid prepare`, or leave out --held-out."
+            raise BraidError("only packed data has a held-out part", self.where, todo)
         else:
             plan_shards([self.path], ReadOptions())
 
@@ -91,18 +84,17 @@ class DataSource:
         return texts
 
     def _documents(self, tokenizer: BraidTokenizer) -> Iterator[Sequence[int]]:
-        if is_packed(self.path):
-            yield from self._packed_documents(tokenizer)
+        if not is_packed(self.path):
+            try:
+                for shard in plan_shards([self.path], ReadOptions()).shards:
+                    for text in shard.format.documents(shard, ReadOptions()):
+                        yield tokenizer.encode(text)
+            except BraidError as error:
+                todo = (
+                    "Text that is not plainly read is packed first: `braid prepare SOURCE --tokenizer MODEL --out DIR`."
+                )
+                raise BraidError(error.what, error.where, todo) from error
             return
-        try:
-            for shard in plan_shards([self.path], ReadOptions()).shards:
-                for text in shard.format.documents(shard, ReadOptions()):
-                    yield tokenizer.encode(text)
-        except BraidError as error:
-            todo = "Text that is not plainly read is packed first: `braid prepare SOURCE --tokenizer MODEL --out DIR`."
-            raise BraidError(error.what, error.where, todo) from error
-
-    def _packed_documents(self, tokenizer: BraidTokenizer) -> Iterator[list[int]]:
         data = PackedData(self.path)
         facts = data.manifest
         if facts.tokenizer != tokenizer.fingerprint:
@@ -113,32 +105,20 @@ class DataSource:
                 "Give the text itself, or pack it again with `braid prepare SOURCE --tokenizer MODEL --out DIR`.",
             )
         share = Subset() if self.held_out is None else Subset(1.0 - self.held_out, 1.0)
-        for number in np.arange(facts.documents) if share.is_whole else share.choose(facts.documents):
+        for number in share.choose(facts.documents):
             ids = data.tokens[data.document_starts[number] : data.document_starts[number + 1]].tolist()
             yield ids[:-1] if ids and ids[-1] == facts.eos_id else ids
 
 
 def prompt_texts(prompts: Sequence[Prompt], tokenizer: BraidTokenizer, context: int | None, where: str) -> list[Text]:
     """Prompts as tokens; each must fit into the model's context, so that the choice at its end has seen all of it."""
-    if not prompts:
-        return []
-    encoded = encode_prompts(tokenizer, [prompt.text for prompt in prompts])
-    for prompt, ids in zip(prompts, encoded, strict=True):
-        if context is not None and len(ids) > context:
-            raise BraidError(
-                f"the prompt {prompt.label[:40]!r} has {len(ids)} tokens, and the model's context is {context}", where
-            )
-    return [Text(prompt.label, prompt.domain, ids) for prompt, ids in zip(prompts, encoded, strict=True)]
-
-
-def data_sources(data: Mapping[str, str | Path] | None, tokens: int, held_out: float | None = None) -> list[DataSource]:
-    """The data sets by name, checked."""
-    decode(Count, tokens, "tokens")
-    decode(Probability | None, held_out, "held_out")
-    sources = [DataSource(name, str(path), tokens, held_out) for name, path in (data or {}).items()]
-    for source in sources:
-        source.check()
-    return sources
+    encoded = encode_prompts(tokenizer, [prompt.text for prompt in prompts]) if prompts else []
+    texts = [Text(prompt.label, prompt.domain, ids) for prompt, ids in zip(prompts, encoded, strict=True)]
+    for text in texts:
+        if context is not None and len(text.ids) > context:
+            what = f"the prompt {text.name[:40]!r} has {len(text.ids)} tokens, and the model's context is {context}"
+            raise BraidError(what, where)
+    return texts
 
 
 def right_paths(
@@ -149,16 +129,26 @@ def right_paths(
     Where neither a domain nor what `path_of` says fits a path of the model, none has a right path: what it says may be
     about another model. Where one of several does not fit, that is an error.
     """
-    names = list(dict.fromkeys(domains))
-    named = any(_fits(path, paths) for path in (*names, *path_of.values()))
-    if not named and (path_of or not any(_is_near(name, paths) for name in names)):
-        return dict.fromkeys(names)
-    return {name: _right_path(name, paths, path_of, where) for name in names}
+    right: dict[str, str | None] = dict.fromkeys(domains)
+    near = any(name.isdecimal() or "Did you mean" in did_you_mean(name, paths) for name in right)
+    if not any(_fits(path, paths) for path in (*right, *path_of.values())) and (path_of or not near):
+        return right
+    for name in right:
+        wanted = next((each for each in (path_of.get(name, name), name) if _fits(each, paths)), None)
+        if path_of.get(name) == "":  # the user says that no path is right
+            continue
+        if wanted is None:
+            raise BraidError(
+                f"the domain '{name}' is no path of this model.{did_you_mean(name, paths)}",
+                where,
+                f"Say which path should know it: `--domains {name}=PATH`, or `--domains {name}=` if none should.",
+            )
+        right[name] = paths[int(wanted) - 1] if wanted.isdecimal() else wanted
+    return right
 
 
-def check_domains(path_of: Mapping[str, str], domains: Iterable[str], paths: Iterable[str]) -> None:
+def check_domains(path_of: Mapping[str, str], domains: Sequence[str], paths: Sequence[str]) -> None:
     """Every domain of a mapping must be some text's, and every path some model's."""
-    domains, paths = list(dict.fromkeys(domains)), list(dict.fromkeys(paths))
     for domain, path in path_of.items():
         if domain not in domains:
             known = did_you_mean(domain, domains) or " None has a domain."
@@ -167,25 +157,8 @@ def check_domains(path_of: Mapping[str, str], domains: Iterable[str], paths: Ite
             raise BraidError(f"no model has a path '{path}'.{did_you_mean(path, paths)}", f"--domains {domain}={path}")
 
 
-def _right_path(name: str, paths: Sequence[str], path_of: Mapping[str, str], where: str) -> str | None:
-    if path_of.get(name) == "":  # the user says that no path is right
-        return None
-    for wanted in (path_of.get(name, name), name):
-        if _fits(wanted, paths):
-            return paths[int(wanted) - 1] if wanted.isdecimal() else wanted
-    raise BraidError(
-        f"the domain '{name}' is no path of this model.{did_you_mean(name, paths)}",
-        where,
-        f"Say which path should know it: `--domains {name}=PATH`, or `--domains {name}=` if none should.",
-    )
-
-
 def _fits(name: str, paths: Sequence[str]) -> bool:
     return name in paths or (name.isdecimal() and 1 <= int(name) <= len(paths))
-
-
-def _is_near(name: str, paths: Sequence[str]) -> bool:
-    return name.isdecimal() or "Did you mean" in did_you_mean(name, paths)
 
 
 @dataclass(frozen=True)
@@ -202,9 +175,9 @@ class Windows:
     def padded(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Token ids [window, time], padded on the right, and the mask that is 0 there."""
         length = max(map(len, self.rows))
-        ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in self.rows], device=device)
-        mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in self.rows], device=device)
-        return ids, mask
+        ids = [[*row, *[0] * (length - len(row))] for row in self.rows]
+        mask = [[1] * len(row) + [0] * (length - len(row)) for row in self.rows]
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
     @property
     def tokens(self) -> int:

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from braidlm.core.errors import BraidError
-from braidlm.inspection.collect import NO_CHOICE, closest_path, collect_choices
-from braidlm.inspection.layers import find_layers, record_joins
+from braidlm.inspection.layers import NO_CHOICE, closest_path, collect_choices, find_layers, record_calls
 from braidlm.inspection.texts import Text
 from braidlm.model.paths.switches import use_paths
 from tests.inspection.path_models import PATHS, TOKENIZER, always, by_character, joins, passing, path_model
@@ -129,10 +128,10 @@ def test_long_texts_are_read_in_windows_of_the_context() -> None:
 
 def test_nothing_stays_on_the_model_even_after_an_error() -> None:
     model = path_model("shared_linear")
-    with pytest.raises(IndexError), record_joins(joins(model)):
+    with pytest.raises(IndexError), record_calls({join.address: join for join in joins(model)}):
         model(torch.tensor([[0, 9999]]))  # not in the vocabulary
     assert not any(join._forward_hooks for join in joins(model))
-    with record_joins(joins(model)) as records:
+    with record_calls({join.address: join for join in joins(model)}) as records:
         model(torch.tensor([[0, 1]]))
     assert set(records) == {"stages.1.layers.0.join", "stages.1.layers.1.join"}
     assert not any(join._forward_hooks for join in joins(model))
@@ -142,9 +141,9 @@ def test_nothing_stays_on_the_model_even_after_an_error() -> None:
 
 def test_no_gradients_are_kept() -> None:
     model = path_model("shared_linear").train()
-    with record_joins(joins(model)) as records, torch.no_grad():
+    with record_calls({join.address: join for join in joins(model)}) as records, torch.no_grad():
         model(torch.zeros(1, 2, dtype=torch.long))
-    assert not any(joined.requires_grad for _, joined in records.values())
+    assert not any(joined.requires_grad for _, (joined, *_) in records.values())
 
 
 def test_cosine_by_hand() -> None:
