@@ -18,7 +18,7 @@ from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from braidlm.evals.formats.options import Item, read_pairs
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
-from braidlm.evals.scoring.requests import Request, consecutive_ranges, from_divergence, sentence_requests
+from braidlm.evals.scoring.requests import Request, consecutive_ranges, from_divergence, requests_for
 from braidlm.evals.scoring.scorer import Scorer
 
 BATCH = 64
@@ -72,7 +72,7 @@ def main() -> None:
         if args.tokenizer
         else BraidTokenizer(train_bpe(texts, VOCABULARY), SpecialTokens())
     )
-    requests = sentence_requests(tokenizer, texts)
+    requests = requests_for(tokenizer, [("", text) for text in texts])
     diverging = from_divergence(requests, consecutive_ranges([2] * (len(requests) // 2)))
     torch.manual_seed(0)
     ours = braid_model("gpt2", args.size, 512).to(device).eval()

@@ -1,6 +1,6 @@
 """Every number of `braid routes` for programs: a CSV file for each table."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from braidlm.core.report.report import Table
@@ -12,18 +12,13 @@ Row = tuple[Any, ...]
 
 def data_tables(result: RoutingReport) -> list[Table]:
     """All tables, without those that would be empty; numbers have six digits."""
-    tables = [_table(name, result.models, columns, rows) for name, (columns, rows) in ROUTES.items()]
-    tables += [_table(name, result.gated, columns, rows) for name, (columns, rows) in GATES.items()]
-    return [table for table in tables if table.rows]
-
-
-def _table(name: str, models: Iterable[Any], columns: str, rows: Callable[[Any], Iterator[Row]]) -> Table:
-    body = [[model.name, *map(_rounded, row)] for model in models for row in rows(model)]
-    return Table(["model", *columns.split()], body, name=name)
-
-
-def _rounded(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
+    tables = []
+    for name, (columns, rows) in (ROUTES | GATES).items():
+        models: list[Any] = result.models if name in ROUTES else result.gated
+        body = [[model.name, *row] for model in models for row in rows(model)]
+        rounded = [[f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in body]
+        tables += [Table(["model", *columns.split()], rounded, name=name)] if body else []
+    return tables
 
 
 def _summary(model: ModelRoutes) -> Iterator[Row]:
@@ -90,7 +85,7 @@ def _gate_domains(model: ModelGates) -> Iterator[Row]:
         yield from ((one.layer, domain, share) for domain, share in one.by_domain.items())
 
 
-ROUTES: dict[str, tuple[str, Callable[[ModelRoutes], Iterator[Row]]]] = {
+ROUTES: dict[str, tuple[str, Callable[[Any], Iterator[Row]]]] = {
     "summary": ("counted decisions choice share accuracy accuracy_by_chance", _summary),
     "decisions": ("prompt domain path layer read_by chosen right", _decisions),
     "layers": (
@@ -103,7 +98,7 @@ ROUTES: dict[str, tuple[str, Callable[[ModelRoutes], Iterator[Row]]]] = {
     "typical": ("layer choice tokens", _typical),
     "tokens": ("text position token layer chosen weight others", _tokens),
 }
-GATES: dict[str, tuple[str, Callable[[ModelGates], Iterator[Row]]]] = {
+GATES: dict[str, tuple[str, Callable[[Any], Iterator[Row]]]] = {
     "gates": ("layer activation activation_without mean mean_without relative gain", _gates),
     "gate_domains": ("layer domain relative", _gate_domains),
 }

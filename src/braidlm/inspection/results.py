@@ -109,7 +109,10 @@ class RoutingReport:
     @property
     def choices(self) -> list[str]:
         """All choices of any model, paths first: the order of numbers and colours."""
-        return list(dict.fromkeys([*self._paths, *self._choices]))
+        paths = [path for model in self.models for path in model.paths]
+        # Layers with the most choices come first, so that inserted modules come after all others.
+        layers = sorted((layer for model in self.models for layer in model.layers), key=lambda one: -len(one.choices))
+        return list(dict.fromkeys([*paths, *(choice for layer in layers for choice in layer.choices)]))
 
     @property
     def most_choices(self) -> int:
@@ -119,18 +122,9 @@ class RoutingReport:
     @property
     def no_paths(self) -> list[str]:
         """The choices that are neither path nor expert: combinations of paths."""
+        paths = {path for model in self.models for path in model.paths}
         combined = {name for model in self.models for layer in model.layers if layer.of_paths for name in layer.choices}
-        return [choice for choice in self.choices if choice in combined and choice not in self._paths]
-
-    @property
-    def _paths(self) -> list[str]:
-        return [path for model in self.models for path in model.paths]
-
-    @property
-    def _choices(self) -> list[str]:
-        """In the order of the layers with the most choices, so that inserted modules come after all others."""
-        layers = [layer for model in self.models for layer in model.layers]
-        return [choice for layer in sorted(layers, key=lambda one: -len(one.choices)) for choice in layer.choices]
+        return [choice for choice in self.choices if choice in combined - paths]
 
     def _repr_html_(self) -> str:
         """In a notebook: the share of every choice over all layers, what gates do, and what it means."""
@@ -146,14 +140,14 @@ class RoutingReport:
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
+
+        def named(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+            return {JSON_KEYS.get(name, name): value for name, value in fields}
+
         return {
-            "models": [asdict(m, dict_factory=_json) | {"verdicts": verdicts(m)} for m in self.models],
+            "models": [asdict(m, dict_factory=named) | {"verdicts": verdicts(m)} for m in self.models],
             "gates": [asdict(m) | {"findings": m.findings} for m in self.gated],
         }
-
-
-def _json(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {JSON_KEYS.get(name, name): value for name, value in fields}
 
 
 def percent(share: float | None) -> str:
@@ -177,40 +171,34 @@ def share_table(result: RoutingReport, at: int) -> Table:
 
 
 def verdicts(model: ModelRoutes) -> list[str]:
-    """What the numbers mean, a sentence or two for each tally."""
-    return [sentence for tally in model.tallies if (sentence := _verdict(tally))]
-
-
-def _verdict(tally: Tally) -> str:
-    """Empty where the texts have no domains."""
-    clauses = []
-    if tally.accuracy is not None:
-        clauses.append(
-            f"{percent(tally.accuracy)} of {tally.decisions:,} decisions are for the path of the text's domain "
-            f"({percent(tally.accuracy_by_chance)} by chance)"
-        )
-    if (best := tally.most_informative) is not None:
-        if not any(layer.entropy for layer in tally.read):
+    """What the numbers mean, a sentence or two for each tally; none where the texts have no domains."""
+    sentences = []
+    for tally in model.tallies:
+        clauses = []
+        if tally.accuracy is not None:
+            clauses.append(
+                f"{percent(tally.accuracy)} of {tally.decisions:,} decisions are for the path of the text's domain "
+                f"({percent(tally.accuracy_by_chance)} by chance)"
+            )
+        best = tally.most_informative
+        if best is not None and not any(layer.entropy for layer in tally.read):
             clauses.append("every layer does the same with every token, which says nothing about the text")
-        else:
+        elif best is not None:
             subject = f"{best.layer} tells" if len(tally.read) == 1 else f"{best.layer} tells most,"
+            # The p-value is corrected for the number of layers (Bonferroni).
+            if (best.p_value or 0.0) * len(tally.read) > 0.05:
+                meaning = "which so few texts may give by chance"
+            elif (best.information or 0.0) > 0.5 * (best.domain_entropy or 0.0):
+                meaning = "so the path says much about what a text is"
+            else:
+                meaning = "more than chance gives, and far from all"
             clauses.append(
                 f"{subject} {best.information:.2f} of the {best.domain_entropy:.2f} bits of the domain "
-                f"({best.information_by_chance:.2f} by chance), {_meaning(tally)}"
+                f"({best.information_by_chance:.2f} by chance), {meaning}"
             )
-    return f"{capital(tally.what)}: {'; '.join(clauses)}." if clauses else ""
-
-
-def _meaning(tally: Tally) -> str:
-    """Whether the best layer is significant, its p-value corrected for the number of layers (Bonferroni)."""
-    best = tally.most_informative
-    assert best is not None
-    assert best.p_value is not None
-    if best.p_value * len(tally.read) > 0.05:
-        return "which so few texts may give by chance"
-    if (best.information or 0.0) > 0.5 * (best.domain_entropy or 0.0):
-        return "so the path says much about what a text is"
-    return "more than chance gives, and far from all"
+        if clauses:
+            sentences.append(f"{capital(tally.what)}: {'; '.join(clauses)}.")
+    return sentences
 
 
 def capital(text: str) -> str:
@@ -296,16 +284,12 @@ def information_chart(result: RoutingReport) -> Bars | None:
 
 def gate_table(model: ModelGates) -> Table:
     """A row for each gate of a model."""
-    domains = _domains(model)
-    rows = [
-        [
-            str(one.layer),
-            *(f"{value:.3g}" for value in (one.activation, one.activation_without, one.mean, one.mean_without)),
-            *(_share(share) for share in (one.relative, *(one.by_domain[domain] for domain in domains))),
-            f"{one.gain:.3g}",
-        ]
-        for one in model.layers
-    ]
+    domains, rows = _domains(model), []
+    for one in model.layers:
+        numbers = [one.activation, one.activation_without, one.mean, one.mean_without]
+        parts = [one.relative, *(one.by_domain[domain] for domain in domains)]
+        shown = [f"{part:.2%}" if part == 0 or part >= 0.0001 else f"{part:.2g}" for part in parts]
+        rows.append([str(one.layer), *(f"{number:.3g}" for number in numbers), *shown, f"{one.gain:.3g}"])
     columns = ["layer", "size", "without", "mean", "without", "gate/output", *domains, "gain"]
     caption = f"{len(model.layers)} gates ({model.kind}), {model.tokens:,} tokens, `{model.folder}`"
     return Table(columns, rows, caption)
@@ -318,14 +302,23 @@ def add_gates(report: Report, models: Sequence[ModelGates]) -> None:
         "after a layer, over all tokens that were read: their mean size (without signs), and their mean, each with the "
         "layer's gate and without it."
     )
-    activations, sizes = _charts(models)
+    lines: dict[str, tuple[list[float], list[float]]] = {}
+    sizes: dict[str, tuple[list[float], list[float]]] = {}
+    for model in models:
+        layers = [float(one.layer) for one in model.layers]
+        name = f"{model.name}, " if len(models) > 1 else ""
+        lines[f"{name}with gates"] = layers, [one.activation for one in model.layers]
+        lines[f"{name}without"] = layers, [one.activation_without for one in model.layers]
+        domains = _domains(model) if len(models) == 1 else []
+        by_domain = {domain: (layers, [one.by_domain[domain] for one in model.layers]) for domain in domains}
+        sizes |= by_domain or {model.name: (layers, [one.relative for one in model.layers])}
     report.chart(
-        activations,
+        Lines(lines, "layer", "mean size of activations"),
         "The mean size of activations after each gated layer, with its gate and without.",
         name="gate_activations",
     )
     report.chart(
-        sizes,
+        Lines(sizes, "layer", "gate's output / layer's output"),
         "How far gates have moved from zero: the norm of what the gate adds, as a share of the norm of what the layer "
         "gives without it, mean over tokens.",
         name="gate_sizes",
@@ -334,7 +327,7 @@ def add_gates(report: Report, models: Sequence[ModelGates]) -> None:
         if len(models) > 1:
             report.heading(model.name, 3)
         for finding in model.findings:
-            report.text(f"{finding[:1].upper()}{finding[1:]}.")
+            report.text(f"{capital(finding)}.")
         report.table(gate_table(model))
     report.text(
         "Gain is by what factor a gate scales a random input, in the root mean square: of a scalar gate, the scalar's "
@@ -342,31 +335,7 @@ def add_gates(report: Report, models: Sequence[ModelGates]) -> None:
     )
 
 
-def _charts(models: Sequence[ModelGates]) -> tuple[Lines, Lines]:
-    """Per layer: the size of activations with and without the gate, and the gate's output beside the layer's."""
-    lines: dict[str, tuple[list[float], list[float]]] = {}
-    sizes: dict[str, tuple[list[float], list[float]]] = {}
-    for model in models:
-        layers = [float(one.layer) for one in model.layers]
-        name = f"{model.name}, " if len(models) > 1 else ""
-        lines[f"{name}with gates"] = layers, [one.activation for one in model.layers]
-        lines[f"{name}without"] = layers, [one.activation_without for one in model.layers]
-        shown = _domains(model) if len(models) == 1 else []
-        for domain in shown:
-            sizes[domain] = layers, [one.by_domain[domain] for one in model.layers]
-        if not shown:
-            sizes[model.name] = layers, [one.relative for one in model.layers]
-    return (
-        Lines(lines, "layer", "mean size of activations"),
-        Lines(sizes, "layer", "gate's output / layer's output"),
-    )
-
-
 def _domains(model: ModelGates) -> list[str]:
     """The domains of the texts; a single one is left out, since it has what all texts have."""
     domains = list(model.layers[0].by_domain) if model.layers else []
     return domains if len(domains) > 1 else []
-
-
-def _share(share: float) -> str:
-    return f"{share:.2%}" if share == 0 or share >= 0.0001 else f"{share:.2g}"

@@ -11,7 +11,6 @@ from braidlm.inspection.results import (
     ModelRoutes,
     PromptRoutes,
     RoutingReport,
-    TokenView,
     add_gates,
     capital,
     gate_table,
@@ -43,9 +42,12 @@ READ_BY = {"router": "its router", "cosine": "cosine", "shares": "the largest sh
 def routes_report(result: RoutingReport, back: str = "") -> Report:
     """The whole report, from the main results to the method; `back` is the page that it belongs to."""
     if result.models:
-        report = Report("Who goes where", f"Which path the tokens of a text take in {_names(result.models)}")
+        report = Report(
+            "Who goes where",
+            f"Which path the tokens of a text take in {listed([model.name for model in result.models])}",
+        )
     else:
-        report = Report("What gates do", f"The gated layers of {_names(result.gated)}")
+        report = Report("What gates do", f"The gated layers of {listed([model.name for model in result.gated])}")
     report.tables = data_tables(result)
     if back:
         report.links({"Back to the report": back})
@@ -62,7 +64,12 @@ def routes_report(result: RoutingReport, back: str = "") -> Report:
 
 
 def _add_routes(report: Report, result: RoutingReport) -> None:
-    report.verdict = _verdict(result)
+    paragraphs = []
+    for model in result.models:
+        said = verdicts(model) or ["The texts have no domains, so there is nothing to judge this by."]
+        said += [" ".join(f"{finding}." for finding in model.findings)] if model.findings else []
+        paragraphs += [f"{model.name}: {text}" if len(result.models) > 1 else text for text in said]
+    report.verdict = _with_code("\n\n".join(paragraphs))
     _opening(report, result)
     what = result.models[0].tallies[-1].what
     report.heading("Layer by layer")
@@ -85,10 +92,6 @@ def _add_routes(report: Report, result: RoutingReport) -> None:
         _typical(report, result)
     report.heading("Token by token")
     _token_views(report, result)
-
-
-def _names(models: Any) -> str:
-    return listed([model.name for model in models])
 
 
 def _top_k(result: RoutingReport) -> bool:
@@ -118,16 +121,6 @@ def _opening(report: Report, result: RoutingReport) -> None:
         report.table(table)
 
 
-def _verdict(result: RoutingReport) -> str:
-    """What the choices of each model say of the domains, and what stands out."""
-    paragraphs = []
-    for model in result.models:
-        said = verdicts(model) or ["The texts have no domains, so there is nothing to judge this by."]
-        said += [" ".join(f"{finding}." for finding in model.findings)] if model.findings else []
-        paragraphs += [f"{model.name}: {text}" if len(result.models) > 1 else text for text in said]
-    return _with_code("\n\n".join(paragraphs))
-
-
 def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
     """The numbers of the tally with most tokens; the shares of paths are in the chart below."""
     tally = model.tallies[-1]
@@ -135,23 +128,18 @@ def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
     if tally.accuracy is not None:
         yield "for the domain's path", percent(tally.accuracy)
         yield "would be by chance", percent(tally.accuracy_by_chance)
-    if (used := _least_used(model)) is not None:
-        yield "of an even share, least used", percent(used)
+    smallest = [
+        min(one.load[name] for name in names) * len(names)
+        for layer, one in model.read()
+        if layer.top_k > 1 and (names := _active_choices(model, layer))
+    ]
+    if smallest:
+        yield "of an even share, least used", percent(min(smallest))
     for name, share in tally.shares.items():
         if name not in model.paths:
             yield f"for all paths {name}", percent(share)
     if (best := tally.most_informative) is not None:
         yield f"of {best.domain_entropy:.2f} bits of the domain", f"{best.information:.2f}"
-
-
-def _least_used(model: ModelRoutes) -> float | None:
-    """With top-k above 1: the smallest load of any choice in any layer, as a share of an even load."""
-    smallest = [
-        min(one.load[name] for name in _active_choices(model, layer)) * len(_active_choices(model, layer))
-        for layer, one in model.read()
-        if layer.top_k > 1
-    ]
-    return min(smallest, default=None)
 
 
 def _active_choices(model: ModelRoutes, layer: Layer) -> list[str]:
@@ -166,19 +154,16 @@ def _loads(report: Report, result: RoutingReport) -> None:
         "router's weights. The picture shows weights."
     )
     columns = ["", "choices", "even load", "most used", "load", "weight", "least used", "load", "weight"]
-    rows = [row for model in result.models for row in _load_rows(result, model)]
+    rows = []
+    for model in result.models:
+        for layer, one in model.read():
+            if layer.top_k > 1:
+                names = sorted(_active_choices(model, layer), key=lambda name: -one.load[name])
+                ends = ((name, percent(one.load[name]), percent(one.weight[name])) for name in (names[0], names[-1]))
+                chosen = [f"{layer.top_k} of {len(layer.choices)}", percent(1 / len(names))]
+                rows.append([_label(result, model, layer), *chosen, *(cell for end in ends for cell in end)])
     caption = f"{capital(result.models[0].tallies[-1].what)}; `shares.csv` has every choice."
     report.table(Table(columns, rows, caption))
-
-
-def _load_rows(result: RoutingReport, model: ModelRoutes) -> Iterator[list[str]]:
-    for layer, one in model.read():
-        if layer.top_k > 1:
-            names = sorted(_active_choices(model, layer), key=lambda name: -one.load[name])
-            ends = ((name, percent(one.load[name]), percent(one.weight[name])) for name in (names[0], names[-1]))
-            number = f"{layer.top_k} of {len(layer.choices)}"
-            label = _label(result, model, layer)
-            yield [label, number, percent(1 / len(names)), *(cell for end in ends for cell in end)]
 
 
 def _label(result: RoutingReport, model: ModelRoutes, layer: Layer) -> str:
@@ -225,20 +210,15 @@ def _information(report: Report, result: RoutingReport, bits: Bars) -> None:
     columns = ["", "entropy", "right", "by chance", "bits", "by chance", "p-value"]
     # The tally over all tokens of the prompts adds little to the one over the last tokens; the files have both.
     for at in dict.fromkeys((0, len(result.models[0].tallies) - 1)):
-        rows = [row for model in result.models for row in _layer_rows(result, model, at)]
+        rows = []
+        for model in result.models:
+            for layer, one in model.read(at):
+                right = [percent(share) for share in (one.accuracy, one.accuracy_by_chance)]
+                known = (one.information, one.information_by_chance)
+                shown = ["-" if number is None else f"{number:.3f}" for number in known]
+                label = _label(result, model, layer)
+                rows.append([label, f"{one.entropy:.2f}", *right, *shown, percent(one.p_value)])
         report.table(Table(columns, rows, f"{capital(result.models[0].tallies[at].what)}."))
-
-
-def _layer_rows(result: RoutingReport, model: ModelRoutes, at: int) -> Iterator[list[str]]:
-    for layer, one in model.read(at):
-        bits = (one.information, one.information_by_chance)
-        yield [
-            _label(result, model, layer),
-            f"{one.entropy:.2f}",
-            *(percent(share) for share in (one.accuracy, one.accuracy_by_chance)),
-            *("-" if number is None else f"{number:.3f}" for number in bits),
-            percent(one.p_value),
-        ]
 
 
 def _typical(report: Report, result: RoutingReport) -> None:
@@ -253,13 +233,11 @@ def _typical(report: Report, result: RoutingReport) -> None:
                 continue
             used = sorted(_active_choices(model, layer), key=lambda name: -one.load[name])
             label = _label(result, model, layer)
-            shown = used[: FEW if len(model.layers) <= MAX_ROWS else 1]
-            rows += [[label, name, percent(one.load[name]), _codes(typical[name])] for name in shown]
+            for name in used[: FEW if len(model.layers) <= MAX_ROWS else 1]:
+                tokens = (repr(token)[1:-1].replace("`", "'") for token in typical[name])
+                codes = " ".join(f"`{token}`" for token in tokens if token.strip())
+                rows.append([label, name, percent(one.load[name]), codes])
     report.table(Table(["", "choice", "load", "tokens"], rows))
-
-
-def _codes(tokens: list[str]) -> str:
-    return " ".join(f"`{shown}`" for token in tokens if (shown := repr(token)[1:-1].replace("`", "'")).strip())
 
 
 def _token_views(report: Report, result: RoutingReport) -> None:
@@ -275,31 +253,18 @@ def _token_views(report: Report, result: RoutingReport) -> None:
     for model in result.models:
         if len(result.models) > 1:
             report.heading(model.name, 3)
-        for name, view in _views(model):
-            report.tokens(_token_rows(model, view), result.choices, result.no_paths, name)
-
-
-def _views(model: ModelRoutes) -> list[tuple[str, TokenView]]:
-    """The beginnings of the data sets, else the longest prompts of each domain."""
-    if model.data:
-        return [(f"The first document of {data.name}.", data.sample) for data in model.data]
-    chosen: list[PromptRoutes] = []
-    for domain in dict.fromkeys(prompt.domain for prompt in model.prompts):
-        of_domain = [prompt for prompt in model.prompts if prompt.domain == domain]
-        chosen += sorted(of_domain, key=lambda prompt: -len(prompt.view.tokens))[:VIEWS]
-    return [(f"A prompt of {prompt.domain}." if prompt.domain else "", prompt.view) for prompt in chosen]
-
-
-def _token_rows(model: ModelRoutes, view: TokenView) -> list[tuple[str, list[tuple[str, str]]]]:
-    """A row for each layer; of many, those of layers evenly spread from the first to the last."""
-    rows = [
-        (layer.label, list(zip(view.tokens, chosen, strict=True)))
-        for layer, chosen in zip(model.layers, view.chosen, strict=True)
-        if chosen is not None
-    ]
-    if len(rows) <= MAX_ROWS:
-        return rows
-    return [rows[round(at * (len(rows) - 1) / (FEW - 1))] for at in range(FEW)]
+        # The beginnings of the data sets, else the longest prompts of each domain.
+        views = [(f"The first document of {data.name}.", data.sample) for data in model.data]
+        for domain in () if views else dict.fromkeys(prompt.domain for prompt in model.prompts):
+            of_domain = [prompt.view for prompt in model.prompts if prompt.domain == domain]
+            longest = sorted(of_domain, key=lambda view: -len(view.tokens))[:VIEWS]
+            views += [(f"A prompt of {domain}." if domain else "", view) for view in longest]
+        for name, view in views:
+            shown = zip(model.layers, view.chosen, strict=True)
+            rows = [(layer.label, list(zip(view.tokens, row, strict=True))) for layer, row in shown if row is not None]
+            if len(rows) > MAX_ROWS:  # layers evenly spread from the first to the last
+                rows = [rows[round(at * (len(rows) - 1) / (FEW - 1))] for at in range(FEW)]
+            report.tokens(rows, result.choices, result.no_paths, name)
 
 
 def _method(report: Report, result: RoutingReport) -> None:
@@ -312,14 +277,13 @@ def _method(report: Report, result: RoutingReport) -> None:
         "everything."
     )
     for model in result.models:
-        rows = [[layer.label, f"`{layer.name}`", ", ".join(layer.choices), _read_by(layer)] for layer in model.layers]
+        rows = []
+        for layer in model.layers:
+            read_by = READ_BY[layer.read_by] + (f", top {layer.top_k}" if layer.top_k > 1 else "")
+            rows.append([layer.label, f"`{layer.name}`", ", ".join(layer.choices), read_by])
         report.table(Table(["", "where", "choices", "read by"], rows, f"`{model.folder}`"))
         for note in model.notes:
             report.text(f"{_with_code(note) if note.startswith('stages.') else capital(note)}.")
-
-
-def _read_by(layer: Layer) -> str:
-    return READ_BY[layer.read_by] + (f", top {layer.top_k}" if layer.top_k > 1 else "")
 
 
 def _with_code(text: str) -> str:

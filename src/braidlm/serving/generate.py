@@ -49,15 +49,21 @@ def generate(
     """
     early_exit = EarlyExit(exit_layer, exit_confidence, speculate)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next, pauses)
+    _check_counts(max_tokens, top_next, pauses)
+    sampling = Sampling(0.0 if greedy else temperature, top_k, top_p, seed)
     opened = open_model(model, paths=paths, without=without)
     device = choose_device(device)
-    loaded, plain_decoder = _load(opened, device, early_exit)
-    tokenizer, config, texts = opened.tokenizer, loaded.config, [Continuation(prompt) for prompt in prompts]
-    _warn_of_long_prompts(opened, encode_prompts(tokenizer, prompts, pauses))
-    result = Generation(str(opened.folder), device, texts=texts)
+    result = Generation(str(opened.folder), device, texts=[Continuation(prompt) for prompt in prompts])
+    plain_decoder: Callable[..., TokenDecoder] = decoder_for
+    if not isinstance(opened, OpenedBraid):
+        _check_no_exit(opened, early_exit)
+    loaded: Any = opened.load(device)
     if isinstance(opened, OpenedBraid):
-        result.paths, result.without = config.paths, config.without or None
+        early_exit.prepare(loaded)
+        plain_decoder = early_exit.decoder
+        result.paths, result.without = loaded.config.paths, loaded.config.without or None
+    tokenizer = opened.tokenizer
+    _warn_of_long_prompts(opened, encode_prompts(tokenizer, prompts, pauses))
     if top_next:
         for text, tokens in zip(result.texts, next_tokens(loaded, tokenizer, prompts, top_next, pauses), strict=True):
             text.next = tokens
@@ -104,7 +110,10 @@ def prompt_study(
     `out` is a report to write: .md, .html or .csv. `on_model(name)` is called before each model is loaded.
     """
     early_exit = EarlyExit(exit_layer, exit_confidence, speculate)
-    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next, pauses)
+    _check_counts(max_tokens, top_next, pauses)
+    Sampling(0.0 if greedy else temperature, top_k, top_p, seed)  # refuses what is out of range
+    sampled = (max_tokens, temperature, top_k, top_p, seed, greedy, top_next, pauses)
+    exits = (exit_layer, exit_confidence, speculate)
     if out is not None:
         check_file(out)
     if isinstance(prompts, (str, Path)):
@@ -120,53 +129,16 @@ def prompt_study(
     for model in opened:
         if on_model is not None:
             on_model(model.name)
-        study.models[model.name] = generate(
-            model.folder,
-            texts,
-            max_tokens,
-            sampling.temperature,
-            top_k,
-            top_p,
-            seed,
-            top_next=top_next,
-            pauses=pauses,
-            paths=paths,
-            without=without,
-            exit_layer=exit_layer,
-            exit_confidence=exit_confidence,
-            speculate=speculate,
-            device=device,
-        )
+        study.models[model.name] = generate(model.folder, texts, *sampled, paths, without, *exits, device)
     if out is not None:
         write_file(study_report(study), out)
     return study
 
 
-def _sampling(
-    max_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    greedy: bool,
-    top_next: int,
-    pauses: int,
-) -> Sampling:
-    """The options, checked."""
+def _check_counts(max_tokens: int, top_next: int, pauses: int) -> None:
     decode(Length, max_tokens, "max_tokens")
     decode(CountOrZero, top_next, "top_next")
     decode(CountOrZero, pauses, "pauses")
-    return Sampling(0.0 if greedy else temperature, top_k, top_p, seed)
-
-
-def _load(model: OpenedModel, device: str, early_exit: EarlyExit) -> tuple[Any, Callable[..., TokenDecoder]]:
-    """The model in memory, and what makes a decoder for it."""
-    if not isinstance(model, OpenedBraid):
-        _check_no_exit(model, early_exit)
-        return model.load(device), decoder_for
-    loaded = model.load(device)
-    early_exit.prepare(loaded)
-    return loaded, early_exit.decoder
 
 
 def _check_no_exit(model: OpenedModel, early_exit: EarlyExit) -> None:

@@ -94,7 +94,8 @@ def study_report(study: PromptStudy) -> Report:
     subtitle = f"The same prompts ({len(study.prompts)}), continued by {listed(list(study.models))}"
     report = Report("Prompt study", subtitle, tables=[_data_table(study)])
     for number, (prompt, texts) in enumerate(study.blocks(), 1):
-        report.heading(_heading(number, prompt))
+        words = " ".join((f"{prompt.name}: {prompt.text}" if prompt.name else prompt.text).split())
+        report.heading(f"{number}. {words}" if len(words) <= 80 else f"{number}. {words[:77]}...")
         if prompt.domain:
             report.text(f"Domain: {prompt.domain}")
         for name, text in texts.items():
@@ -104,11 +105,6 @@ def study_report(study: PromptStudy) -> Report:
             caption = "The probability that each model gives a token that any predicts."
             report.table(Table(["next token", *texts], rows, caption))
     return report
-
-
-def _heading(number: int, prompt: Prompt) -> str:
-    text = " ".join(f"{prompt.name}: {prompt.text}".split()) if prompt.name else " ".join(prompt.text.split())
-    return f"{number}. {text}" if len(text) <= 80 else f"{number}. {text[:77]}..."
 
 
 def _data_table(study: PromptStudy) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
 from braidlm.core.report.report import Report, Table
-from braidlm.evals.babylm.averages import column_mean, published_rows
+from braidlm.evals.babylm.averages import published_rows
 from braidlm.studies.results import ModelResult, StudyResults
 from braidlm.studies.steps import EditStep
 from braidlm.studies.study import Role
@@ -153,10 +153,11 @@ def babylm(results: StudyResults) -> Table:
     for name in results.names():
         models = results.of(name)
         scores = [[m.babylm[column] for m in models] for column in columns]
-        means = [column_mean(m.babylm) for m in models]
+        means = [sum(m.babylm.values()) / len(m.babylm) for m in models]
         rows.append([name, *(spread(each, digits=2) for each in (*scores, means))])
     for name, row in published_rows(columns).items():
-        rows.append([f"{name}, published", *(f"{row[column]:.2f}" for column in columns), f"{column_mean(row):.2f}"])
+        average = sum(row.values()) / len(row)
+        rows.append([f"{name}, published", *(f"{row[column]:.2f}" for column in columns), f"{average:.2f}"])
     title = "BabyLM 2025 by the columns of Table 1 of the MoEP paper, whose rows are of the challenge's own corpus"
     return _table("babylm", title, ["model", *columns, "average"], rows)
 

@@ -1,8 +1,10 @@
 """The rows of the MoEP paper's Table 1: their averages are those that are printed, and columns can be chosen."""
 
+from statistics import fmean
+
 import pytest
 
-from braidlm.evals.babylm.averages import PUBLISHED, column_mean, published_rows
+from braidlm.evals.babylm.averages import PUBLISHED, published_rows
 
 PRINTED = {
     "GPT-2 (BabyLM)": 46.60,
@@ -18,7 +20,7 @@ def test_the_averages_are_those_that_are_printed() -> None:
     rows = published_rows(PUBLISHED)
     assert {*PRINTED, *OF_THEIR_COLUMNS} == set(rows)
     for name, mean in (PRINTED | OF_THEIR_COLUMNS).items():
-        assert column_mean(rows[name]) == pytest.approx(mean, abs=0.06), name
+        assert fmean(rows[name].values()) == pytest.approx(mean, abs=0.06), name
 
 
 def test_some_columns_alone() -> None:

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
-from braidlm.evals.scoring.requests import begin_id, requests_for, sentence_requests
+from braidlm.evals.scoring.requests import begin_id, requests_for
 
 WORDS = ("<s>", "</s>", "a", "b", "c", "d")
 
@@ -23,18 +23,18 @@ def word_tokenizer(template: str | None = None) -> BraidTokenizer:
 
 
 def test_without_a_beginning_the_first_token_is_not_scored() -> None:
-    (request,) = sentence_requests(word_tokenizer(), ["a b c"])
+    (request,) = requests_for(word_tokenizer(), [("", "a b c")])
     assert (list(request.ids), request.first) == ([2, 3, 4], 1)
 
 
 def test_the_tokenizers_own_beginning_is_read_and_its_end_left_out() -> None:
-    (request,) = sentence_requests(word_tokenizer("<s> $A </s>"), ["a b c"])
+    (request,) = requests_for(word_tokenizer("<s> $A </s>"), [("", "a b c")])
     assert (list(request.ids), request.first) == ([0, 2, 3, 4], 1)
 
 
 def test_a_beginning_on_request_and_not_twice() -> None:
     for template in (None, "<s> $A"):
-        (request,) = sentence_requests(word_tokenizer(template), ["a b"], begin="bos")
+        (request,) = requests_for(word_tokenizer(template), [("", "a b")], begin="bos")
         assert (list(request.ids), request.first) == ([0, 2, 3], 1)
 
 
@@ -57,7 +57,7 @@ def test_a_token_that_reaches_into_the_continuation_is_scored() -> None:
 
 def test_text_is_only_text() -> None:
     tokenizer = bytes_tokenizer()
-    (request,) = sentence_requests(tokenizer, ["<|endoftext|>ü"])
+    (request,) = requests_for(tokenizer, [("", "<|endoftext|>ü")])
     assert list(request.ids) == list("<|endoftext|>ü".encode())
 
 

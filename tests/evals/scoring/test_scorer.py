@@ -16,9 +16,9 @@ from transformers import (
 )
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.scoring.forward import TREE_MODEL_TYPES
+from braidlm.evals.scoring.forward import TREE_MODEL_TYPES, full_float32
 from braidlm.evals.scoring.requests import Request
-from braidlm.evals.scoring.scorer import Scorer, full_float32
+from braidlm.evals.scoring.scorer import Scorer
 from tests.evals.plain_scorer import plain_sum, plain_tokens
 from tests.tiny_models import VOCABULARY, random_ids, tiny_model
 

@@ -132,7 +132,15 @@ def read_acquisition(path: Path | str) -> Acquisition:
         if not (folder / name).is_file():
             raise BraidError(f"there is no {name} here", str(folder))
     (texts,), (table,) = (files_of(folder / name) for name in (CONTEXTS, CHILDREN))
-    contexts = _contexts(folder / CONTEXTS)
+    contexts = {}
+    for word, given in read_json(folder / CONTEXTS).items():
+        if not isinstance(given, list) or not all(isinstance(each, dict) and "context" in each for each in given):
+            todo = f"The file looks like {json.dumps({'airplane': [{'context': 'Look, there is an'}]})}."
+            raise BraidError(f"the contexts of '{word}' cannot be read", str(folder / CONTEXTS), todo)
+        if len(word) > 1 and given:
+            contexts[word] = [str(each["context"]) for each in given]
+    if not contexts:
+        raise BraidError("no word has a context", str(folder / CONTEXTS))
     children: dict[str, np.ndarray] = {}
     for row in table_rows(table, needed=("word", *map(str, AGES))):
         try:
@@ -143,16 +151,3 @@ def read_acquisition(path: Path | str) -> Acquisition:
     if not set(contexts) & set(children):
         raise BraidError(f"{CONTEXTS} and {CHILDREN} have no word in common", str(folder))
     return Acquisition(contexts, children, sha256_of_files([texts, table]))
-
-
-def _contexts(path: Path) -> dict[str, list[str]]:
-    by_word = {}
-    for word, contexts in read_json(path).items():
-        if not isinstance(contexts, list) or not all(isinstance(each, dict) and "context" in each for each in contexts):
-            example = json.dumps({"airplane": [{"context": "Look, there is an"}]})
-            raise BraidError(f"the contexts of '{word}' cannot be read", str(path), f"The file looks like {example}.")
-        if len(word) > 1 and contexts:
-            by_word[word] = [str(each["context"]) for each in contexts]
-    if not by_word:
-        raise BraidError("no word has a context", str(path))
-    return by_word

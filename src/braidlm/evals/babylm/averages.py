@@ -9,7 +9,7 @@ Two definitions are in use, and differ by several points:
   challenge's baselines there come out to 0.05 without AoA; the paper's own rows, and its averages with AoA, do not.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,10 @@ def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = N
     them: `scores` of each benchmark (GLUE's tasks by their own names), `columns` of the MoEP paper's Table 1, and the
     benchmarks that are `missing`, without which averages are not comparable.
     """
-    scores = dict(_scores(results))
+    evaluated = {benchmark: [task for task in tasks if task in results] for benchmark, tasks in ONE_OF.items()}
+    scores = {benchmark: results[tasks[0]].score for benchmark, tasks in evaluated.items() if tasks}
+    if "reading" in results:
+        scores |= {name: results["reading"].parts[name].score for name in READING}
     # The challenge of 2025 counts accuracy for every GLUE task; the score of some of our tasks is another metric.
     glue = {name: results[name].also.get("accuracy", results[name].score) for name in GLUE if name in results}
     row = [*scores.values(), *([sum(glue.values()) / len(glue)] if glue else [])]
@@ -119,25 +122,13 @@ def averages(evaluation: Evaluation) -> list[Average]:
     for kind, (label, note) in KINDS.items():
         scores = {name: facts[kind] for name, facts in complete.items() if facts[kind] is not None}
         if scores:
-            shown.append(Average(label, note + _without(complete, kind), scores))
+            missing = {name for facts in complete.values() for name in facts["missing"]}
+            missing -= set() if kind.endswith("with_aoa") else {AOA}
+            if missing >= set(GLUE):
+                missing = {*(missing - set(GLUE)), "GLUE"}
+            without = f"; without {', '.join(sorted(missing))}" if missing else ""
+            shown.append(Average(label, note + without, scores))
     return shown
-
-
-def _without(averages: Mapping[str, Mapping[str, Any]], kind: str) -> str:
-    missing = {name for facts in averages.values() for name in facts["missing"]}
-    missing -= set() if kind.endswith("with_aoa") else {AOA}
-    if missing >= set(GLUE):
-        missing = {*(missing - set(GLUE)), "GLUE"}
-    return f"; without {', '.join(sorted(missing))}" if missing else ""
-
-
-def _scores(results: Mapping[str, TaskResult]) -> Iterator[tuple[str, float]]:
-    for benchmark, tasks in ONE_OF.items():
-        evaluated = [task for task in tasks if task in results]
-        if evaluated:
-            yield benchmark, results[evaluated[0]].score
-    if "reading" in results:
-        yield from ((name, results["reading"].parts[name].score) for name in READING)
 
 
 def _mean(values: list[float]) -> float | None:
@@ -148,8 +139,3 @@ def published_rows(columns: Iterable[str]) -> dict[str, dict[str, float]]:
     """The rows of the paper's table, of these columns alone."""
     wanted = [column for column in PUBLISHED if column in set(columns)]
     return {name: {one: dict(zip(PUBLISHED, row, strict=True))[one] for one in wanted} for name, row in ROWS.items()}
-
-
-def column_mean(row: Mapping[str, float]) -> float:
-    """The macro average of a row: every column counts once."""
-    return sum(row.values()) / len(row)

@@ -17,7 +17,6 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -42,8 +41,16 @@ def child_age(ages: np.ndarray, shares: np.ndarray) -> float | None:
         return None
     start = [1.0, 0.1, float(ages.mean()), 0.0]
     bounds = ([0, 0, ages[0], -0.5], [2.0, 1.0, ages[-1], 0.5])
-    curve = _fit(ages, shares, p0=start, bounds=bounds)
-    age = None if curve is None else _crossing(curve, CHILD_THRESHOLD)
+    check_scipy()
+    from scipy.optimize import curve_fit
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # about curves that are flat or steps
+        try:
+            curve = curve_fit(sigmoid, ages, shares, p0=start, bounds=bounds, maxfev=MAX_CALLS)[0]
+        except (RuntimeError, ValueError, TypeError):  # no convergence, or fewer points than parameters
+            return None
+    age = _crossing(curve, CHILD_THRESHOLD)
     return age if age is not None and ages[0] <= age <= ages[-1] else None
 
 
@@ -64,19 +71,6 @@ def model_age(words: np.ndarray, surprisals: np.ndarray) -> float | None:
         curve = least_squares(lambda parameters: sigmoid(amounts, *parameters) - rising, start, MAX_CALLS)
     age = None if curve is None else _crossing(curve, -threshold)
     return age if age is not None and words[0] <= 10**age - 1 <= words[-1] else None
-
-
-def _fit(x: np.ndarray, y: np.ndarray, **options: Any) -> np.ndarray | None:
-    """The four parameters of a sigmoid; None where the fit fails."""
-    check_scipy()
-    from scipy.optimize import curve_fit
-
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # about curves that are flat or steps
-        try:
-            return curve_fit(sigmoid, x, y, maxfev=MAX_CALLS, **options)[0]
-        except (RuntimeError, ValueError, TypeError):  # no convergence, or fewer points than parameters
-            return None
 
 
 def _crossing(curve: np.ndarray, value: float) -> float | None:
@@ -112,7 +106,12 @@ def _search(residuals: Residuals, point: np.ndarray, max_calls: int) -> np.ndarr
     size, calls, damping, radius = _norm(current), 1, 0.0, 0.0
     scale: list[float] = []
     while True:
-        jacobian = _jacobian(residuals, point, current)
+        jacobian: list[np.ndarray] = []  # the derivative of the residuals with respect to each parameter
+        for index, value in enumerate(point.tolist()):
+            change = math.sqrt(EPSILON) * abs(value) or math.sqrt(EPSILON)
+            candidate = point.copy()
+            candidate[index] = value + change
+            jacobian.append((residuals(candidate) - current) / change)
         calls += len(jacobian)
         norms = [_norm(column) for column in jacobian]
         first = not scale
@@ -122,7 +121,13 @@ def _search(residuals: Residuals, point: np.ndarray, max_calls: int) -> np.ndarr
             radius = FIRST_RADIUS * distance or FIRST_RADIUS
         order = sorted(range(len(jacobian)), key=lambda index: -norms[index])
         triangular = _triangularize(np.stack([*(jacobian[index] for index in order), current]), order)
-        gradient_norm = _gradient_norm(triangular, norms, size)
+        gradient_norm = 0.0  # the largest cosine between the residuals and a column of the Jacobian
+        for index, column in zip(order, triangular.columns, strict=True):
+            if norms[index] and size:
+                product = math.fsum(
+                    part * (value / size) for part, value in zip(column, triangular.right, strict=False)
+                )
+                gradient_norm = max(gradient_norm, abs(product / norms[index]))
         if gradient_norm == 0:
             return point
         scale = list(map(max, scale, norms))
@@ -162,17 +167,6 @@ def _converged(reduction: float, expected: float, ratio: float, radius: float, n
     return (abs(reduction) <= tolerance and expected <= tolerance and ratio <= 2) or radius <= tolerance * norm
 
 
-def _jacobian(residuals: Residuals, point: np.ndarray, current: np.ndarray) -> list[np.ndarray]:
-    """The derivative of the residuals with respect to each parameter."""
-    columns = []
-    for index, value in enumerate(point.tolist()):
-        change = math.sqrt(EPSILON) * abs(value) or math.sqrt(EPSILON)
-        candidate = point.copy()
-        candidate[index] = value + change
-        columns.append((residuals(candidate) - current) / change)
-    return columns
-
-
 @dataclass(frozen=True)
 class _Triangular:
     """The triangular system of a QR decomposition with column pivoting."""
@@ -181,10 +175,6 @@ class _Triangular:
     """The entries of each column of R down to the diagonal, in `order`."""
     right: list[float]
     order: list[int]
-
-    @property
-    def full_rank(self) -> bool:
-        return all(column[-1] for column in self.columns)
 
     def solve(self) -> np.ndarray:
         """The step, in which parameters that the system does not determine stay as they are."""
@@ -229,16 +219,6 @@ def _triangularize(rows: np.ndarray, order: list[int]) -> _Triangular:
     return _Triangular(columns, rows[-1, :count].tolist(), order)
 
 
-def _gradient_norm(triangular: _Triangular, norms: Sequence[float], size: float) -> float:
-    """The largest cosine between the residuals and a column of the Jacobian; 0 at a minimum."""
-    largest = 0.0
-    for index, column in zip(triangular.order, triangular.columns, strict=True):
-        if norms[index] and size:
-            product = math.fsum(part * (value / size) for part, value in zip(column, triangular.right, strict=False))
-            largest = max(largest, abs(product / norms[index]))
-    return largest
-
-
 def _damped_step(
     triangular: _Triangular, scale: Sequence[float], radius: float, damping: float
 ) -> tuple[np.ndarray, float]:
@@ -247,7 +227,11 @@ def _damped_step(
     excess = _norm(scale * step) - radius
     if excess <= 0.1 * radius:
         return step, 0.0
-    lower = excess / radius / triangular.curvature(scale, step) ** 2 if triangular.full_rank else 0.0
+    lower = (
+        excess / radius / triangular.curvature(scale, step) ** 2
+        if all(column[-1] for column in triangular.columns)
+        else 0.0
+    )
     gradient = _norm(
         [
             math.fsum(map(float.__mul__, column, triangular.right)) / scale[index]

@@ -83,16 +83,13 @@ def write_babylm_results(
     """
     written = WrittenFiles()
     folders: dict[str, Path] = {}
-
-    def folder_of(name: str) -> Path:
-        file_name = name.replace("/", "-")
-        return folders.setdefault(file_name, Path(out) / file_name)
-
     all_evaluations = [evaluations] if isinstance(evaluations, Evaluation) else evaluations
     opened = [(evaluation, _TaskData(evaluation)) for evaluation in all_evaluations]
     for evaluation, data in opened:
         for model in evaluation.models:
-            _write_model(data, model, folder_of(model.run or model.name), written, ewok_text)
+            name = (model.run or model.name).replace("/", "-")
+            folders[name] = Path(out) / name
+            _write_model(data, model, folders[name], written, ewok_text)
     for evaluation, data in opened:  # after all models, whose outdated predictions have been deleted by now
         for run, results in evaluation.over_runs.items():
             if AOA in results:
@@ -100,7 +97,7 @@ def write_babylm_results(
                 count = len(checkpoints)
                 about = {"model_name": run, "use_bos_only": False, "total_steps": count, "completed_steps": count}
                 facts = {"metadata": about, "results": data.of(AOA).records(AOA, checkpoints)}
-                written.write(zero_shot(folder_of(run), MAIN) / "AoA_word" / "surprisal.json", facts)
+                written.write(zero_shot(folders[run.replace("/", "-")], MAIN) / "AoA_word" / "surprisal.json", facts)
     for name, folder in folders.items():
         collated = collate(folder)
         written.write(folder / COLLATED, collated)
@@ -127,7 +124,13 @@ class _TaskData:
 def _write_model(opened: _TaskData, model: ModelResults, folder: Path, written: WrittenFiles, ewok_text: bool) -> None:
     revision = MAIN if model.run is None else Path(model.folder).name
     kinds = FULL if model.run is None else FAST
-    record = _record(folder / revision, model.sha256)
+    record: dict[str, Any] = {"sha256": model.sha256, "fast_scores": {}}
+    if (folder / revision / OURS).is_file():
+        earlier = read_json(folder / revision / OURS)
+        if earlier.get("sha256") == model.sha256:
+            record = earlier
+        else:  # its predictions are of another model
+            shutil.rmtree(folder / revision)
     for task, result in model.tasks.items():
         if task in kinds and (ewok_text or task not in PLAIN_TEXT_TASKS):
             _check_items(result)
@@ -141,16 +144,6 @@ def _write_model(opened: _TaskData, model: ModelResults, folder: Path, written: 
         if model.run is not None and task in FAST:
             record["fast_scores"][FAST[task][0]] = _shares(task, result)
     written.write(folder / revision / OURS, record)
-
-
-def _record(folder: Path, sha256: str) -> dict[str, Any]:
-    """The record of this model in the folder; predictions of another model are deleted."""
-    if (folder / OURS).is_file():
-        record = read_json(folder / OURS)
-        if record.get("sha256") == sha256:
-            return record
-        shutil.rmtree(folder)
-    return {"sha256": sha256, "fast_scores": {}}
 
 
 def _check_items(result: TaskResult) -> None:

@@ -104,7 +104,9 @@ class ReadingTimes(TaskItems[Word]):
             metric="gain in explained variance, % (mean of eye tracking and self-paced)",
             score=(eyes + paced) / 2,
             count=self.count,
-            standard_error=jackknife_error(table, self.sentences, reading_score),
+            standard_error=jackknife_error(
+                table, self.sentences, lambda part: (eye_tracking(part) + self_paced(part)) / 2
+            ),
             chance=0.0,
             parts={
                 "eye_tracking": Part(eyes, self.count),
@@ -159,11 +161,6 @@ def self_paced(table: Table) -> float:
     return gain(table, SELF_PACED, (*BASE, "prev_length", "before"), "surprisal")
 
 
-def reading_score(table: Table) -> float:
-    """The mean of the gains for eye tracking and for self-paced reading."""
-    return (eye_tracking(table) + self_paced(table)) / 2
-
-
 def read_reading_times(path: Path | str) -> ReadingTimes:
     """The table of words: a CSV file, or a folder with one."""
     files = files_of(path, "*.csv")
@@ -174,15 +171,14 @@ def read_reading_times(path: Path | str) -> ReadingTimes:
         raise BraidError("the file is empty", files[0].where)
     table = {name: np.array([_number(row, name) for row in rows]) for name in NUMBERS}
     sentences = np.array([row.fields["sent_id"] for row in rows])
-    return ReadingTimes([_word(row) for row in rows], sha256_of_files(files), table, sentences)
-
-
-def _word(row: Row) -> Word:
-    word, item, before = (row.fields[name] for name in ("word", "item", "prev_item"))
-    if not word.strip():
-        raise row.error("'word' is empty")
-    context = "None" if item in MISSING else item
-    return Word(context, word, None if before in MISSING else (before, row.fields["prev_word"]))
+    words = []
+    for row in rows:
+        word, item, before, before_word = (row.fields[name] for name in ("word", "item", "prev_item", "prev_word"))
+        if not word.strip():
+            raise row.error("'word' is empty")
+        context = "None" if item in MISSING else item
+        words.append(Word(context, word, None if before in MISSING else (before, before_word)))
+    return ReadingTimes(words, sha256_of_files(files), table, sentences)
 
 
 def _number(row: Row, name: str) -> float:

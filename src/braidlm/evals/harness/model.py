@@ -21,7 +21,7 @@ from braidlm.evals.scoring.requests import (
     begin_id,
     consecutive_ranges,
     contains_any,
-    sentence_requests,
+    requests_for,
     sliding_windows,
     too_long,
     truncate_at,
@@ -64,7 +64,7 @@ class HarnessModel(TemplateLM):
         """The tokens of a text with the special tokens before it, unless disabled, and without those after it."""
         if add_special_tokens is False:
             return self.evaluated.tokenizer.encode(string)
-        return list(sentence_requests(self.evaluated.tokenizer, [string])[0].ids)
+        return list(requests_for(self.evaluated.tokenizer, [("", string)])[0].ids)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm=True)

@@ -1,7 +1,6 @@
 """Curves: the scores of models along an axis, such as the layer that a model is left after, or its size."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -71,7 +70,12 @@ class Curves(ABC, Generic[P]):
     def table(self) -> Table:
         """A row for each point."""
         ordered = [point for points in self.curves.values() for point in points]
-        rows = [[*self.cells(p).values(), *(_score(p, task) for task in self.metrics)] for p in ordered]
+        rows = []
+        for point in ordered:
+            errors = [point.standard_errors[task] for task in self.metrics]
+            known = ["" if error is None else f" ± {error:.4f}" for error in errors]
+            scores = [f"{point.scores[task]:.4f}{error}" for task, error in zip(self.metrics, known, strict=True)]
+            rows.append([*self.cells(point).values(), *scores])
         return Table([*self.cells(ordered[0]), *self.metrics], rows, keep=2)
 
     def report(self, title: str, subtitle: str) -> Report:
@@ -94,14 +98,7 @@ class Curves(ABC, Generic[P]):
     def _data_table(self) -> Table:
         measures = list(dict.fromkeys(name for point in self.points for name in point.scores))
         ordered = [point for points in self.curves.values() for point in points]
-        rows = [[*self.data(p).values(), *_digits(p.scores.get(name) for name in measures)] for p in ordered]
+        scores = [[p.scores.get(name) for name in measures] for p in ordered]
+        shown = [[None if score is None else f"{score:.6g}" for score in row] for row in scores]
+        rows = [[*self.data(p).values(), *row] for p, row in zip(ordered, shown, strict=True)]
         return Table([*self.data(ordered[0]), *measures], rows, name=self.name)
-
-
-def _digits(numbers: Iterable[float | None]) -> list[str | None]:
-    return [None if number is None else f"{number:.6g}" for number in numbers]
-
-
-def _score(point: Point, task: str) -> str:
-    error = point.standard_errors[task]
-    return f"{point.scores[task]:.4f}" + ("" if error is None else f" ± {error:.4f}")

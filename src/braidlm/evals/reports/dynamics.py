@@ -57,22 +57,28 @@ Scale = Mapping[str, tuple[float, float]]
 def run_dynamics(run: str, checkpoints: Sequence[ModelResults], scale: Scale | None = None) -> Dynamics:
     """The dynamics of one run; deviations are from its own mean unless another scale is given."""
     scores = {task: [model.tasks[task].score for model in checkpoints] for task in checkpoints[0].tasks}
-    scale = scale or task_scale([checkpoints])
-    unit, amounts = _amounts(checkpoints)
-    deviations = {}
+    own_scale = task_scale([checkpoints])
+    deviations, noisy = {}, {}
     for task, values in scores.items():
-        mean, spread = scale[task]
+        mean, spread = (scale or own_scale)[task]
         sign = 1.0 if checkpoints[0].tasks[task].higher_is_better else -1.0
         deviations[task] = [sign * (value - mean) / spread if spread > 0 else 0.0 for value in values]
+        errors = [model.tasks[task].standard_error for model in checkpoints]
+        known = [error for error in errors if error is not None]
+        if known and own_scale[task][1] < NOISE * float(np.mean(known)):
+            noisy[task] = (own_scale[task][1], float(np.mean(known)))
+    # The amount of training of each checkpoint, in the first unit that is known for all.
+    unit = next((unit for unit in UNITS if all(getattr(model, unit) for model in checkpoints)), "checkpoint")
+    amounts = range(1, len(checkpoints) + 1) if unit == "checkpoint" else [getattr(each, unit) for each in checkpoints]
     return Dynamics(
         run=run,
         unit=unit,
-        amounts=amounts,
+        amounts=[float(amount) for amount in amounts],
         names=[model.name.removeprefix(f"{run}/") for model in checkpoints],
         scores=scores,
         deviations=deviations,
         smoothed={task: smooth(values) for task, values in deviations.items()},
-        noisy=_noisy(checkpoints),
+        noisy=noisy,
     )
 
 
@@ -103,34 +109,11 @@ def best_sentence(run: Dynamics) -> str:
     over = f"{len(run.names)} checkpoints and {len(run.scores)} task{'s' if len(run.scores) > 1 else ''}"
     scores = ", ".join(f"{task} {values[at]:.4g}" for task, values in run.scores.items())
     where = f" ({run.amounts[at]:,.0f} {run.unit})" if run.unit != "checkpoint" else ""
-    return f"`{run.run}`: the best of {over} is `{run.names[at]}`{where}: {scores}." + _caution(run)
-
-
-def _caution(run: Dynamics) -> str:
-    """A note on tasks whose differences between checkpoints are within the noise."""
+    text = f"`{run.run}`: the best of {over} is `{run.names[at]}`{where}: {scores}."
     if not run.noisy:
-        return ""
+        return text
     tasks = ", ".join(f"`{task}` ({spread:.2g} and {error:.2g})" for task, (spread, error) in run.noisy.items())
     return (
-        f" Mind that much is chance where the standard deviation over the checkpoints is not much more than the "
+        f"{text} Mind that much is chance where the standard deviation over the checkpoints is not much more than the "
         f"standard error of one score: {tasks}."
     )
-
-
-def _noisy(checkpoints: Sequence[ModelResults]) -> dict[str, tuple[float, float]]:
-    noisy = {}
-    for task, (_, spread) in task_scale([checkpoints]).items():
-        errors = [model.tasks[task].standard_error for model in checkpoints]
-        known = [error for error in errors if error is not None]
-        if known and spread < NOISE * float(np.mean(known)):
-            noisy[task] = (spread, float(np.mean(known)))
-    return noisy
-
-
-def _amounts(checkpoints: Sequence[ModelResults]) -> tuple[str, list[float]]:
-    """The amount of training of each checkpoint, in the first unit that is known for all."""
-    for unit in UNITS:
-        known = [getattr(model, unit) for model in checkpoints]
-        if all(known):
-            return unit, [float(amount) for amount in known]
-    return "checkpoint", [float(at) for at in range(1, len(checkpoints) + 1)]

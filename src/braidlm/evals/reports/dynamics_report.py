@@ -45,12 +45,27 @@ def dynamics_report(evaluation: Evaluation) -> Report:
         f"one scale. Smoothed: a centred moving average of {SMOOTHING} checkpoints, of fewer at the ends. The dotted "
         "line is the checkpoint where the mean over the tasks is highest."
     )
+    log_x = any(map(_log_axis, runs))
     for run in runs:
-        report.chart(_deviation_chart(run), f"`{run.run}`", name=f"deviation-{_file_name(run.run)}")
+        # A line for each task around the mean of all its checkpoints; the best checkpoint is marked.
+        lines = {task: (run.amounts, values) for task, values in run.smoothed.items()}
+        if len(lines) > 1:
+            lines["mean of the tasks"] = (run.amounts, run.mean)
+        title, best = (
+            f"{run.run}: deviation from the task mean",
+            (run.amounts[run.best], f"best: {run.names[run.best]}"),
+        )
+        levels = {"task mean": 0.0}
+        chart = Lines(lines, _label(run), DEVIATION, title, levels, log_x=_log_axis(run), mark=best)
+        name = re.sub(r"[^\w.-]+", "-", run.run).strip("-.") or "run"
+        report.chart(chart, f"`{run.run}`", name=f"deviation-{name}")
     report.heading("Scores")
     for task, about in evaluation.tasks.items():
-        caption = f"`{task}`: {sentence(about['description'])}"
-        report.chart(_score_chart(evaluation, runs, task), caption, name=f"score-{task}")
+        lines = {run.run: (run.amounts, run.scores[task]) for run in runs}
+        result = evaluation.models[0].tasks[task]
+        levels = {} if result.chance is None else {"by chance": result.chance}
+        chart = Lines(lines, _label(runs[0]), textwrap.fill(result.metric, MAX_LABEL), task, levels, log_x=log_x)
+        report.chart(chart, f"`{task}`: {sentence(about['description'])}", name=f"score-{task}")
     report.heading("Numbers")
     for run in runs:
         _add_tables(report, run, evaluation)
@@ -91,28 +106,6 @@ def _add_comparison(report: Report, runs: list[Dynamics]) -> None:
     )
     best = max(runs, key=lambda run: run.mean[run.best])
     report.chart(chart, f"Highest: `{best.run}` at `{best.names[best.best]}`.", name="comparison")
-
-
-def _deviation_chart(run: Dynamics) -> Lines:
-    """A line for each task around the mean of all its checkpoints; the best checkpoint is marked."""
-    lines = {task: (run.amounts, values) for task, values in run.smoothed.items()}
-    if len(lines) > 1:
-        lines["mean of the tasks"] = (run.amounts, run.mean)
-    title, best = f"{run.run}: deviation from the task mean", (run.amounts[run.best], f"best: {run.names[run.best]}")
-    return Lines(lines, _label(run), DEVIATION, title, {"task mean": 0.0}, log_x=_log_axis(run), mark=best)
-
-
-def _score_chart(evaluation: Evaluation, runs: list[Dynamics], task: str) -> Lines:
-    """The score itself over training, a line for each run."""
-    lines = {run.run: (run.amounts, run.scores[task]) for run in runs}
-    result = evaluation.models[0].tasks[task]
-    levels = {} if result.chance is None else {"by chance": result.chance}
-    metric = textwrap.fill(result.metric, MAX_LABEL)
-    return Lines(lines, _label(runs[0]), metric, task, levels, log_x=any(map(_log_axis, runs)))
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
 
 
 def _label(run: Dynamics) -> str:

@@ -52,7 +52,10 @@ def scores_report(evaluation: Evaluation) -> Report:
         _add_parts(report, evaluation, task)
     report.heading("What was measured").table(task_table(evaluation))
     rows = [
-        [model.name, _listed(model.paths, "all"), _listed(model.without, "none"), f"`{model.sha256[:SHORT]}`"]
+        [
+            *(model.name, "all" if model.paths is None else ", ".join(model.paths)),
+            *("none" if model.without is None else ", ".join(model.without), f"`{model.sha256[:SHORT]}`"),
+        ]
         for model in evaluation.models
     ]
     report.table(Table(["model", "active paths", "modules switched off", "SHA-256 begins with"], rows))
@@ -74,13 +77,33 @@ def short_report(evaluation: Evaluation) -> Report:
 
 def score_table(evaluation: Evaluation) -> Table:
     """Scores with standard errors, the baseline, where it is known, and averages, where a suite has some."""
+    means, chances = averages(evaluation), _chances(evaluation)
+
+    def average_of(average: Average, model: ModelResults) -> str:
+        return f"{average.scores[model.name]:.2f}" if model.name in average.scores else "-"
+
+    rows = []
     if not evaluation.runs:
-        columns = [*FIXED, *(model.name for model in evaluation.models)]
-        return Table(columns, list(_task_rows(evaluation)), keep=len(FIXED))
-    first = ["model", *_amounts(evaluation)]
+        for task, chance in zip(evaluation.tasks, chances, strict=True):
+            scores = (score_cell(evaluation, model, task) for model in evaluation.models)
+            rows.append([task, f"{_scored(evaluation, task):,}", chance or "-", *scores])
+            results = [model.tasks[task] for model in evaluation.models]
+            if 1 < len(results[0].parts) <= FEW_PARTS:
+                for name, part in results[0].parts.items():
+                    shown = (_rounded(result.parts.get(name)) for result in results)
+                    rows.append([f"- {name}", f"{part.count:,}", "", *shown])
+        rows += [[mean.label, "", "", *(average_of(mean, model) for model in evaluation.models)] for mean in means]
+        return Table([*FIXED, *(model.name for model in evaluation.models)], rows, keep=len(FIXED))
+    # The first unit in which the training of all checkpoints is known.
+    units = [unit for unit in AMOUNTS if all(getattr(model, unit) for model in evaluation.models)][:1]
+    for model in evaluation.models:
+        trained = (f"{getattr(model, unit):,}" for unit in units)
+        scores = (score_cell(evaluation, model, task) for task in evaluation.tasks)
+        rows.append([model.name, *trained, *scores, *(average_of(mean, model) for mean in means)])
+    if any(chances):
+        rows.append(["baseline", *("" for _ in units), *(chance or "-" for chance in chances), *("" for _ in means)])
     tasks = (f"{name} ({_scored(evaluation, name):,})" for name in evaluation.tasks)
-    columns = [*first, *tasks, *(average.label for average in averages(evaluation))]
-    return Table(columns, list(_checkpoint_rows(evaluation)), keep=len(first))
+    return Table(["model", *units, *tasks, *(mean.label for mean in means)], rows, keep=1 + len(units))
 
 
 def run_table(evaluation: Evaluation) -> Table:
@@ -122,16 +145,17 @@ def _too_long(evaluation: Evaluation, task: str) -> Iterator[str]:
 
 def task_table(evaluation: Evaluation) -> Table:
     """What each task is."""
-    return Table(["task", "what it is"], [[f"`{name}`", _task_line(facts)] for name, facts in evaluation.tasks.items()])
-
-
-def _task_line(facts: Mapping[str, Any]) -> str:
-    settings = ", ".join(f"{name} {value}" for name, value in facts.get("settings", {}).items() if value is not None)
-    with_settings = f" with {settings}" if settings else ""
-    return (
-        f"{sentence(facts['description'])} Score: {facts['metric']}{with_settings}; {facts['count']:,} items in all; "
-        f"version {facts['version']}; licence: {facts['licence']}; SHA-256 of the data {facts['sha256'][:SHORT]}."
-    )
+    rows = []
+    for name, facts in evaluation.tasks.items():
+        settings = [f"{key} {value}" for key, value in facts.get("settings", {}).items() if value is not None]
+        with_settings = f" with {', '.join(settings)}" if settings else ""
+        about = (
+            f"{sentence(facts['description'])} Score: {facts['metric']}{with_settings}; {facts['count']:,} items in "
+            f"all; version {facts['version']}; licence: {facts['licence']}; SHA-256 of the data "
+            f"{facts['sha256'][:SHORT]}."
+        )
+        rows.append([f"`{name}`", about])
+    return Table(["task", "what it is"], rows)
 
 
 def sentence(text: str) -> str:
@@ -145,27 +169,21 @@ def versions_line(evaluation: Evaluation) -> str:
 
 
 def _difference_table(evaluation: Evaluation) -> Table:
-    rows = [
-        [
-            *(f"`{task}`", verdict.best, verdict.next, *_with_error(verdict.difference, verdict.standard_error)),
-            *("paired" if verdict.paired else "apart", verdict.clear),
-        ]
-        for task, verdict in evaluation.verdicts.items()
-    ]
+    rows = []
+    for task, verdict in evaluation.verdicts.items():
+        # Both numbers are rounded to two significant digits of the error.
+        difference, error = f"{round(verdict.difference, 9):.4g}", "–" if verdict.standard_error is None else "0"
+        if verdict.standard_error:  # else the difference of equal sums is a rounding error
+            digits = max(0, 1 - math.floor(math.log10(verdict.standard_error)))
+            difference, error = (f"{each:.{digits}f}" for each in (verdict.difference, verdict.standard_error))
+        paired = "paired" if verdict.paired else "apart"
+        rows.append([f"`{task}`", verdict.best, verdict.next, difference, error, paired, verdict.clear])
     return Table(
         ["task", "best", "next", "difference", "standard error", "items", "clear"],
         rows,
         "Clear: more than two standard errors of the difference. Paired: the error is that of the differences item by "
         "item; apart: both scores' errors in quadrature.",
     )
-
-
-def _with_error(difference: float, error: float | None) -> tuple[str, str]:
-    """Both rounded to two significant digits of the error."""
-    if not error:  # the difference of equal sums is a rounding error
-        return f"{round(difference, 9):.4g}", "–" if error is None else "0"
-    digits = max(0, 1 - math.floor(math.log10(error)))
-    return f"{difference:.{digits}f}", f"{error:.{digits}f}"
 
 
 def _add_parts(report: Report, evaluation: Evaluation, task: str) -> None:
@@ -198,18 +216,23 @@ def _formatted(numbers: Sequence[float | None], digits: int | None = None) -> li
     return ["–" if number is None else f"{number:,.{digits}f}" for number in numbers]
 
 
-def _listed(names: Sequence[str] | None, otherwise: str) -> str:
-    return otherwise if names is None else ", ".join(names)
-
-
 def long_table(evaluation: Evaluation) -> Table:
     """A row for each model, task and part of it, the whole task first; then other metrics, and scores of runs."""
     rows: list[list[Any]] = []
 
     def add(identity: list[Any], results: Mapping[str, TaskResult], sha256: str, best: Sequence[str]) -> None:
-        for name, result in results.items():
-            about = [evaluation.tasks[name]["version"], evaluation.tasks[name]["sha256"], sha256]
-            rows.extend([*identity, *line, *about] for line in _csv_lines(name, result, name in best))
+        for task, result in results.items():
+            measure, count = result.metric, result.count
+            known = [None if number is None else f"{number:.6g}" for number in (result.standard_error, result.chance)]
+            whole = [f"{result.score:.8g}", known[0], count, known[1], "yes" if task in best else None]
+            by = {f"{kind}: {name}": part for kind, parts in result.by.items() for name, part in parts.items()}
+            lines = [
+                ["all", measure, *whole],
+                *([n, measure, f"{p.score:.8g}", None, p.count, None, None] for n, p in (result.parts | by).items()),
+                *(["all", name, f"{score:.8g}", None, count, None, None] for name, score in result.also.items()),
+            ]
+            about = [evaluation.tasks[task]["version"], evaluation.tasks[task]["sha256"], sha256]
+            rows.extend([*identity, task, *line, *about] for line in lines)
 
     for model in evaluation.models:
         best = [task for task in model.tasks if _is_best(evaluation, model, task)]
@@ -218,31 +241,6 @@ def long_table(evaluation: Evaluation) -> Table:
     for run, results in evaluation.over_runs.items():
         add([None, run, *(None for _ in AMOUNTS)], results, "", ())
     return Table(["model", "run", *AMOUNTS, *CSV_COLUMNS], rows, name="results")
-
-
-def _csv_lines(task: str, result: TaskResult, best: bool) -> Iterator[list[Any]]:
-    """The cells from `task` to `clearly_best`."""
-    measure, error = result.metric, result.standard_error
-    known = [None if number is None else f"{number:.6g}" for number in (error, result.chance)]
-    whole = f"{result.score:.8g}"
-    yield [task, "all", measure, whole, known[0], result.count, known[1], "yes" if best else None]
-    parts = result.parts | {f"{kind}: {name}": part for kind, each in result.by.items() for name, part in each.items()}
-    for name, part in parts.items():
-        yield [task, name, measure, f"{part.score:.8g}", None, part.count, None, None]
-    for name, score in result.also.items():
-        yield [task, "all", name, f"{score:.8g}", None, result.count, None, None]
-
-
-def _task_rows(evaluation: Evaluation) -> Iterator[list[str]]:
-    for task, chance in zip(evaluation.tasks, _chances(evaluation), strict=True):
-        scores = (score_cell(evaluation, model, task) for model in evaluation.models)
-        yield [task, f"{_scored(evaluation, task):,}", chance or "-", *scores]
-        results = [model.tasks[task] for model in evaluation.models]
-        if 1 < len(results[0].parts) <= FEW_PARTS:
-            for name, part in results[0].parts.items():
-                yield [f"- {name}", f"{part.count:,}", "", *(_rounded(result.parts.get(name)) for result in results)]
-    for average in averages(evaluation):
-        yield [average.label, "", "", *(_average(average, model) for model in evaluation.models)]
 
 
 def _rounded(part: Part | None) -> str:
@@ -256,17 +254,6 @@ def _scored(evaluation: Evaluation, task: str) -> int:
     return max((model.tasks[task].count for model in evaluation.models), default=evaluation.tasks[task]["count"])
 
 
-def _checkpoint_rows(evaluation: Evaluation) -> Iterator[list[str]]:
-    amounts, means = _amounts(evaluation), averages(evaluation)
-    for model in evaluation.models:
-        trained = (f"{getattr(model, unit):,}" for unit in amounts)
-        scores = (score_cell(evaluation, model, task) for task in evaluation.tasks)
-        yield [model.name, *trained, *scores, *(_average(average, model) for average in means)]
-    if any(_chances(evaluation)):
-        shown = (chance or "-" for chance in _chances(evaluation))
-        yield ["baseline", *("" for _ in amounts), *shown, *("" for _ in means)]
-
-
 def _chances(evaluation: Evaluation) -> list[str]:
     """The baseline of each task; empty where it is not known."""
     chances = [evaluation.models[0].tasks[task].chance for task in evaluation.tasks]
@@ -276,12 +263,3 @@ def _chances(evaluation: Evaluation) -> list[str]:
 def _is_best(evaluation: Evaluation, model: ModelResults, task: str) -> bool:
     verdict = evaluation.verdicts.get(task)
     return verdict is not None and verdict.clear and verdict.best == model.name
-
-
-def _average(average: Average, model: ModelResults) -> str:
-    return f"{average.scores[model.name]:.2f}" if model.name in average.scores else "-"
-
-
-def _amounts(evaluation: Evaluation) -> list[str]:
-    """The first unit in which the training of all checkpoints is known."""
-    return [unit for unit in AMOUNTS if all(getattr(model, unit) for model in evaluation.models)][:1]

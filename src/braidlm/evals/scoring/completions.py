@@ -17,9 +17,9 @@ from braidlm.core.decoding.generation import TextStream, decoder_for, without_pa
 from braidlm.core.decoding.prompts import pause_tokens
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.scoring.forward import TREE_MODEL_TYPES
+from braidlm.evals.scoring.forward import TREE_MODEL_TYPES, full_float32
 from braidlm.evals.scoring.requests import begin_id, strip_final_specials
-from braidlm.evals.scoring.scorer import ProgressCallback, full_float32
+from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 MAX_TOKENS = {"cpu": 8_192, "cuda": 65_536}
@@ -42,10 +42,9 @@ class Completion:
 
 
 class TokenBudget(NamedTuple):
-    """How many tokens of a model's context are for the prompt and for new tokens."""
+    """How many tokens of a model's context are for the prompt (None for no limit) and for new tokens."""
 
     prompt: int | None
-    """None for no limit."""
     new: int
 
     def fit(self, ids: list[int]) -> list[int]:

@@ -1,8 +1,9 @@
 """Forward passes over rows of prefix trees; only this file distinguishes Braid's models from plain transformers'."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,37 +43,19 @@ class Batch:
         return seen[:, None]
 
 
-class TreeForward(Protocol):
-    """A model that runs over rows of prefix trees."""
-
-    supports_trees: bool
-    """Whether it can run several sequences in one row."""
-    max_length: int | None
-    """The most tokens that its positions allow; None where they allow any number."""
-
-    def run(self, batch: Batch) -> TextPass:
-        """The pass at the predictors: the head's inputs, or as `hidden` the logits themselves."""
-
-    def logits(self, done: TextPass) -> Tensor:
-        """The logits [predictors, vocabulary] of some of the predictors."""
-
-    def log_probabilities(self, done: TextPass, rows: Tensor, tokens: Tensor) -> Tensor:
-        """[token] of each of `tokens`, predicted by the predictor that `rows` says."""
-
-    def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """The log-probabilities from the predictors' logits."""
-
-
 class BraidForward:
     """A Braid model: the head is applied only where a token is predicted."""
 
     supports_trees = True
+    """Whether several sequences can run in one row."""
 
     def __init__(self, model: BraidForCausalLM, dtype: torch.dtype):
         self.model, self.dtype = model, dtype
         self.max_length: int | None = model.model.positions.limit
+        """The most tokens that its positions allow; None where they allow any number."""
 
     def run(self, batch: Batch) -> TextPass:
+        """The pass at the predictors: the head's inputs, or as `hidden` the logits themselves."""
         # Asked for each pass, since paths and modules may be switched off between two of them.
         lowered = lower_forward(self.model, self.dtype) if batch.subtree_ends is None else None
         if lowered is not None:
@@ -86,12 +69,15 @@ class BraidForward:
         return done.at((batch.predictors // time, batch.predictors % time))
 
     def logits(self, done: TextPass) -> Tensor:
+        """The logits [predictors, vocabulary] of some of the predictors."""
         return self.model.head(done.hidden, **done.read)
 
     def log_probabilities(self, done: TextPass, rows: Tensor, tokens: Tensor) -> Tensor:
+        """[token] of each of `tokens`, predicted by the predictor that `rows` says."""
         return self.model.head.log_probabilities(done.hidden, rows, tokens, **done.read)
 
     def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The log-probabilities from the predictors' logits."""
         return self.model.head.scores(logits, rows, tokens)
 
 
@@ -124,9 +110,7 @@ class TransformersForward:
         return log_probabilities_of(logits, rows, tokens)
 
 
-def forward_for(model: Any, dtype: torch.dtype) -> TreeForward:
-    """The forward pass of this kind of model, whose products are computed in `dtype`."""
-    return BraidForward(model, dtype) if isinstance(model, BraidForCausalLM) else TransformersForward(model)
+TreeForward = BraidForward | TransformersForward
 
 
 def batch_of(rows: Sequence[TreeRow], device: torch.device) -> tuple[Batch, np.ndarray]:
@@ -151,3 +135,22 @@ def batch_of(rows: Sequence[TreeRow], device: torch.device) -> tuple[Batch, np.n
         predictors=torch.from_numpy(predictors).to(device),
     )
     return batch, of_scores
+
+
+def margins_of(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+    """[scores] how far each logit is above the largest of another token."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    best = logits.topk(2, -1)
+    other = torch.where(best.indices[rows, 0] == targets, best.values[rows, 1], best.values[rows, 0])
+    return logits[rows, targets] - other
+
+
+@contextlib.contextmanager
+def full_float32() -> Iterator[None]:
+    """Turn TF32 off: with its ten bits of mantissa near ties would be decided by chance."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

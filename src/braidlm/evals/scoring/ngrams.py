@@ -37,8 +37,7 @@ class Level:
     def mix(self, keys: np.ndarray, contexts: np.ndarray, lower: np.ndarray) -> np.ndarray:
         """The probabilities of this order, given those of the order below, which an unseen context does not change."""
         discounted = _look_up(self.keys, self.discounted, keys)
-        total = _look_up(self.contexts, self.totals, contexts)
-        backoff_mass = _look_up(self.contexts, self.backoff_mass, contexts)
+        total, backoff_mass = (_look_up(self.contexts, sums, contexts) for sums in (self.totals, self.backoff_mass))
         seen = total > 0
         return np.where(seen, (discounted + backoff_mass * lower) / np.where(seen, total, 1.0), lower)
 

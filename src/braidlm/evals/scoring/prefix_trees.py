@@ -84,7 +84,10 @@ def _rows(requests: Sequence[Request], bounds: np.ndarray, share: bool, size: in
     builder = _RowBuilder()
     for index, shared in _in_order(requests):
         ids, first = requests[index]
-        if not (share and builder.has_room(len(ids) - 1, shared, size)):
+        length = len(ids) - 1
+        added, total = length - shared, builder.size + length - shared
+        # A long sequence that shares most of its nodes may extend the row.
+        if not (share and builder.begins and (total <= size or (2 * added <= length and total <= 2 * length))):
             builder.begin()
             shared = 0
         builder.add(ids, first, shared, int(bounds[index]))
@@ -137,12 +140,6 @@ class _RowBuilder:
         self.size = 0
         """Nodes of the current row."""
 
-    def has_room(self, length: int, shared: int, size: int) -> bool:
-        """Whether a sequence fits into this row of `size`; long ones that share most of their nodes may extend it."""
-        added = length - shared
-        total = self.size + added
-        return bool(self.begins) and (total <= size or (2 * added <= length and total <= 2 * length))
-
     def begin(self) -> None:
         """Start a new row."""
         self._close(0)
@@ -174,11 +171,8 @@ class _RowBuilder:
         self._close(0)
         of_nodes = [np.array(values, dtype=np.int64) for values in (self.tokens, self.positions, self.subtree_ends)]
         of_scores = [np.array(values, dtype=np.int64) for values in (self.predictors, self.targets, self.score_indices)]
+        ends = [*self.begins, (len(self.tokens), len(self.score_indices))]
         return [
-            TreeRow(
-                *(values[node:next_node] for values in of_nodes), *(values[score:next_score] for values in of_scores)
-            )
-            for (node, score), (next_node, next_score) in itertools.pairwise(
-                [*self.begins, (len(self.tokens), len(self.score_indices))]
-            )
+            TreeRow(*(each[node:next_node] for each in of_nodes), *(each[score:next_score] for each in of_scores))
+            for (node, score), (next_node, next_score) in itertools.pairwise(ends)
         ]

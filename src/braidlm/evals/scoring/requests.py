@@ -13,7 +13,7 @@ further one scores the next half a context. So a token in a later window is give
 over all windows is the log-probability of the whole by the chain rule.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -41,23 +41,35 @@ def requests_for(
     """A request for each (context, continuation): the tokens of the whole that reach into the continuation are scored.
 
     Context and continuation are encoded together, as a model reads them; a continuation includes its leading space.
-    `pauses` pause tokens stand between the two.
+    `pauses` pause tokens stand between the two. Of a text without a context all tokens are scored, but a first one that
+    has no BOS token before it.
     """
     waiting = pause_tokens(tokenizer, pauses)
     bos = begin_id(tokenizer) if begin == "bos" else None
     plain = tokenizer.backend.num_special_tokens_to_add(False) == 0
-    requests = [_request(encoding, len(context), bos, plain) for encoding, context in _encoded(tokenizer, texts)]
-    if not waiting:
-        return requests
-    return [
-        Request([*ids[:first], *waiting, *ids[first:]], first + len(waiting)) if context else Request(ids, first)
-        for (ids, first), (context, _) in zip(requests, texts, strict=True)
-    ]
-
-
-def sentence_requests(tokenizer: BraidTokenizer, sentences: Sequence[str], begin: Begin = "tokenizer") -> list[Request]:
-    """Whole texts without a context: all tokens are scored (but a first one that has no BOS token before it)."""
-    return requests_for(tokenizer, [("", sentence) for sentence in sentences], begin)
+    requests = []
+    for at in range(0, len(texts), BATCH):
+        batch = texts[at : at + BATCH]
+        # Character offsets locate the continuation; without contexts the faster encoding without offsets will do.
+        has_contexts = any(context for context, _ in batch)
+        encode = tokenizer.backend.encode_batch if has_contexts else tokenizer.backend.encode_batch_fast
+        encodings = encode([context + continuation for context, continuation in batch])
+        for encoding, (context, _) in zip(encodings, batch, strict=True):
+            ids = encoding.ids
+            start, stop = 0, len(ids)
+            if not plain:  # special tokens stand around the text
+                inside = [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
+                start, stop = (inside[0], inside[-1] + 1) if inside else (stop, stop)
+                ids = ids[:stop]
+            first = _first_after(encoding, len(context), start, stop) if context else start
+            if bos is not None and not start:
+                ids, first = [bos, *ids], first + 1
+            else:
+                first = min(max(first, 1), stop)
+            if context and waiting:
+                ids, first = [*ids[:first], *waiting, *ids[first:]], first + len(waiting)
+            requests.append(Request(ids, first))
+    return requests
 
 
 def begin_id(tokenizer: BraidTokenizer) -> int:
@@ -83,40 +95,6 @@ def strip_final_specials(encoding: Encoding, keep: int = 0) -> list[int]:
     return ids[:stop]
 
 
-def _encoded(tokenizer: BraidTokenizer, texts: Sequence[tuple[str, str]]) -> Iterator[tuple[Encoding, str]]:
-    for start in range(0, len(texts), BATCH):
-        batch = texts[start : start + BATCH]
-        whole = [context + continuation for context, continuation in batch]
-        # Character offsets locate the continuation; without contexts the faster encoding without offsets will do.
-        encode = (
-            tokenizer.backend.encode_batch
-            if any(context for context, _ in batch)
-            else tokenizer.backend.encode_batch_fast
-        )
-        for encoding, (context, _) in zip(encode(whole), batch, strict=True):
-            yield encoding, context
-
-
-def _request(encoding: Encoding, context: int, bos: int | None, plain: bool) -> Request:
-    """`plain` says that the tokenizer adds no special tokens, so that none have to be looked for."""
-    ids = encoding.ids
-    start, stop = (0, len(ids)) if plain else _text_bounds(encoding.special_tokens_mask)
-    first = _first_after(encoding, context, start, stop) if context else start
-    if bos is not None and not start:
-        return Request([bos, *ids[:stop]], first + 1)
-    return Request(ids if plain else ids[:stop], min(max(first, 1), stop))
-
-
-def _text_bounds(special: list[int]) -> tuple[int, int]:
-    """The range of the tokens that are not special tokens around the text."""
-    start, stop = 0, len(special)
-    while start < stop and special[start]:
-        start += 1
-    while stop > start and special[stop - 1]:
-        stop -= 1
-    return start, stop
-
-
 def _first_after(encoding: Encoding, context: int, start: int, stop: int) -> int:
     """The first token that reaches beyond the context's last character."""
     token = encoding.char_to_token(context)  # None where no token holds the character, a space for example
@@ -140,7 +118,8 @@ def from_divergence(requests: Sequence[Request], groups: Sequence[Sequence[int]]
             other = diverging[index]
             if other.first != first or other.ids[:first] != prefix:
                 break
-            common = min(common, _common_length(ids, other.ids, first))
+            shorter = min(common, len(other.ids))
+            common = next((at for at in range(first, shorter) if ids[at] != other.ids[at]), shorter)
         else:
             for index in group if common > first else ():
                 diverging[index] = Request(diverging[index].ids, min(common, len(diverging[index].ids)))
@@ -159,14 +138,6 @@ def truncate_alike(requests: Sequence[Request], groups: Sequence[Sequence[int]],
             for index in group:
                 truncated[index] = Request(requests[index].ids[excess:], requests[index].first - excess)
     return truncated
-
-
-def _common_length(one: Sequence[int], other: Sequence[int], first: int) -> int:
-    """The length of the common prefix of two sequences whose first tokens are known to be equal."""
-    shorter = min(len(one), len(other))
-    while first < shorter and one[first] == other[first]:
-        first += 1
-    return first
 
 
 SHORTENED, IN_WINDOWS = "shortened", "in windows"

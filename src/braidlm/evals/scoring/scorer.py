@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -64,11 +65,16 @@ class Scores:
     def sums(self) -> np.ndarray:
         """[requests] the log-probability of each whole continuation."""
         # Each is summed by itself, so that equal continuations have equal sums whatever precedes them.
-        sums = np.zeros(len(self))
-        scored = np.diff(self.bounds) > 0
-        if scored.any():
-            sums[scored] = np.add.reduceat(self.tokens, self.bounds[:-1][scored])
-        return sums
+        return _by_request(np.add, self.tokens, self.bounds, 0.0)
+
+
+def _by_request(reduce: np.ufunc, values: np.ndarray, bounds: np.ndarray, nothing: float) -> np.ndarray:
+    """[requests] the values of each request, reduced; `nothing` for a request without any."""
+    reduced = np.full(len(bounds) - 1, nothing)
+    scored = np.diff(bounds) > 0
+    if scored.any():
+        reduced[scored] = reduce.reduceat(values, bounds[:-1][scored])
+    return reduced
 
 
 def cached_per_tokenizer(prepare: Callable[..., T]) -> Callable[..., T]:
@@ -100,11 +106,14 @@ class Scorer:
     ):
         import torch
 
-        from braidlm.evals.scoring.forward import forward_for
+        from braidlm.evals.scoring.forward import BraidForward, TransformersForward
+        from braidlm.model.modeling_braid import BraidForCausalLM
 
         self.model = model.eval()
         self.dtype = torch.float32 if dtype is None else dtype
-        self.forward: TreeForward = forward_for(model, self.dtype)
+        self.forward: TreeForward = (
+            BraidForward(model, self.dtype) if isinstance(model, BraidForCausalLM) else TransformersForward(model)
+        )
         self.share = share and self.forward.supports_trees
         self.device: torch.device = next(model.parameters()).device
         kind = self.device.type
@@ -135,19 +144,19 @@ class Scorer:
         if context is None or all(len(request.ids) <= context + 1 for request in requests):
             return PrefixTrees(requests, self.share)
         windows = [windows_of(request, context) for request in requests]
-        return PrefixTrees(
-            [window for parts in windows for window in parts], self.share, parts=[len(parts) for parts in windows]
-        )
+        return PrefixTrees(list(chain.from_iterable(windows)), self.share, parts=list(map(len, windows)))
 
     def score_trees(self, trees: PrefixTrees, advance: ProgressCallback | None = None, margins: bool = False) -> Scores:
         """Run all rows."""
         import torch
 
-        from braidlm.evals.scoring.forward import batch_of
+        from braidlm.evals.scoring.forward import batch_of, full_float32
 
         scores = np.zeros((2 if margins else 1, trees.bounds[-1]))
         done = 0
-        with torch.inference_mode(), full_float32(), _autocast(self.device, self.dtype):
+        is_narrow = self.dtype not in (torch.float32, torch.float64)
+        autocast = torch.autocast(self.device.type, self.dtype) if is_narrow else contextlib.nullcontext()
+        with torch.inference_mode(), full_float32(), autocast:
             for rows in trees.passes(self.tokens_per_pass):
                 batch, of_scores = batch_of(rows, self.device)
                 targets = torch.from_numpy(np.concatenate([row.targets for row in rows])).to(self.device)
@@ -157,7 +166,12 @@ class Scorer:
                 done += sum(map(len, rows))
                 if advance is not None:
                     advance(done, trees.nodes)
-        _check_finite(scores)
+        if not np.isfinite(scores).all():
+            raise BraidError(
+                f"{np.count_nonzero(~np.isfinite(scores)):,} of {scores.size:,} scores are not numbers",
+                "evaluation",
+                "The model's weights hold NaN or infinity: use an earlier checkpoint.",
+            )
         return Scores(scores[0], trees.bounds, scores[1] if margins else None)
 
     def score_float64(self, requests: Sequence[Request], margins: bool = False) -> Scores:
@@ -172,6 +186,8 @@ class Scorer:
         """[1 or 2, scores] log-probabilities and margins; `predictors` are indices into `done`, in any order."""
         import torch
 
+        from braidlm.evals.scoring.forward import margins_of
+
         hidden = done.hidden
         order = torch.argsort(predictors, stable=True)
         predictors, targets = predictors[order], targets[order]
@@ -182,59 +198,16 @@ class Scorer:
         for start in range(0, len(hidden), size):
             last = start + size >= len(hidden)
             stop = len(predictors) if last else int(torch.searchsorted(predictors, start + size))
-            part, rows, tokens = (
-                done.at(slice(start, start + size)),
-                predictors[begin:stop] - start,
-                targets[begin:stop],
-            )
+            part = done.at(slice(start, start + size))
+            rows, tokens = predictors[begin:stop] - start, targets[begin:stop]
             if margins:
                 logits = self.forward.logits(part)
                 values[0, begin:stop] = self.forward.scores(logits, rows, tokens)
-                values[1, begin:stop] = _margins(logits, rows, tokens)
+                values[1, begin:stop] = margins_of(logits, rows, tokens)
             else:
                 values[0, begin:stop] = self.forward.log_probabilities(part, rows, tokens)
             begin = stop
         return torch.empty_like(values).index_copy_(1, order, values)
-
-
-def _margins(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
-    """[scores] how far each logit is above the largest of another token."""
-    import torch
-
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    best = logits.topk(2, -1)
-    other = torch.where(best.indices[rows, 0] == targets, best.values[rows, 1], best.values[rows, 0])
-    return logits[rows, targets] - other
-
-
-@contextlib.contextmanager
-def full_float32() -> Iterator[None]:
-    """Turn TF32 off: with its ten bits of mantissa near ties would be decided by chance."""
-    import torch
-
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:
-    import torch
-
-    if dtype in (torch.float32, torch.float64):
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype)
-
-
-def _check_finite(scores: np.ndarray) -> None:
-    if not np.isfinite(scores).all():
-        raise BraidError(
-            f"{np.count_nonzero(~np.isfinite(scores)):,} of {scores.size:,} scores are not numbers",
-            "evaluation",
-            "The model's weights hold NaN or infinity: use an earlier checkpoint.",
-        )
 
 
 NEAR_TIE = 1e-3
@@ -253,7 +226,16 @@ def resolve_near_ties(
     With `lengths` also those whose two best sums divided by length do, as far as the rounding error of a sum goes.
     Scores of a narrower type than float32 stay as they are.
     """
-    return rescored(scorer, requests, sums, groups, _near_groups(sums, groups, lengths))
+    near: list[int] = []
+    sizes = np.array([len(group) for group in groups])
+    for size in np.unique(sizes[sizes > 1]):
+        of_size = np.flatnonzero(sizes == size)
+        members = np.array([groups[index] for index in of_size.tolist()])
+        is_near = _near(sums[members], NEAR_TIE)
+        for length in lengths:
+            is_near |= _near(sums[members] / length[members], NEAR_TIE / length[members].min(-1))
+        near += of_size[is_near].tolist()
+    return rescored(scorer, requests, sums, groups, sorted(near))
 
 
 def rescored(
@@ -272,36 +254,13 @@ def is_greedy(scorer: Scorer, requests: Sequence[Request], scores: Scores) -> np
     """[requests] whether every scored token is the most probable one, so that greedy decoding would have generated it;
     decided in float64 where a margin is less than `NEAR_TIE`."""
     assert scores.margins is not None
-    smallest = _smallest_margins(scores.margins, scores.bounds)
+    smallest = _by_request(np.minimum, scores.margins, scores.bounds, -np.inf)
     near = np.flatnonzero(np.abs(smallest) < NEAR_TIE) if scorer.resolves_near_ties else np.empty(0, dtype=np.int64)
     if len(near):
         exact = scorer.score_float64([requests[index] for index in near.tolist()], margins=True)
         assert exact.margins is not None
-        smallest[near] = _smallest_margins(exact.margins, exact.bounds)
+        smallest[near] = _by_request(np.minimum, exact.margins, exact.bounds, -np.inf)
     return smallest > 0
-
-
-def _smallest_margins(margins: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """[requests] the smallest margin; minus infinity for a request without scored tokens."""
-    smallest = np.full(len(bounds) - 1, -np.inf)
-    scored = np.diff(bounds) > 0
-    if scored.any():
-        smallest[scored] = np.minimum.reduceat(margins, bounds[:-1][scored])
-    return smallest
-
-
-def _near_groups(sums: np.ndarray, groups: Sequence[Sequence[int]], lengths: Sequence[np.ndarray]) -> list[int]:
-    """The indices of groups with a near tie, computed for all groups of one size at a time."""
-    near_groups: list[np.ndarray] = []
-    sizes = np.array([len(group) for group in groups])
-    for size in np.unique(sizes[sizes > 1]):
-        of_size = np.flatnonzero(sizes == size)
-        members = np.array([groups[index] for index in of_size.tolist()])
-        near = _near(sums[members], NEAR_TIE)
-        for length in lengths:
-            near |= _near(sums[members] / length[members], NEAR_TIE / length[members].min(-1))
-        near_groups.append(of_size[near])
-    return sorted(np.concatenate(near_groups).tolist()) if near_groups else []
 
 
 def _near(values: np.ndarray, threshold: float | np.ndarray) -> np.ndarray:
