@@ -11,7 +11,7 @@ _HOMES = {
     "compose": "braidlm.edits.compose",
     "edit": "braidlm.edits.edit",
     "eval": "braidlm.evals.evaluate",
-    "exit_curve": "braidlm.evals.exit_curve",
+    "exit_curve": "braidlm.evals.curves",
     "prune_curve": "braidlm.studies.prune_curve",
     "routes": "braidlm.inspection.routes",
     "generate": "braidlm.serving.generate",

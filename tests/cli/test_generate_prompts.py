@@ -15,13 +15,14 @@ from braidlm.core.models.folders import save_model
 from braidlm.core.report.rendering import FORMATS, csv_text, html, markdown
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.serving.generate import generate, prompt_study
-from braidlm.serving.prompt_study import (
+from braidlm.serving.generate import (
     Continuation,
     Generation,
     PromptStudy,
+    generate,
     next_rows,
     predictions,
+    prompt_study,
     study_report,
 )
 from tests.tiny_models import ToyTokenizer, randomised, tiny_config

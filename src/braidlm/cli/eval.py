@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     from braidlm.evals.babylm.predictions import write_babylm_results
     from braidlm.evals.evaluate import evaluate
     from braidlm.evals.evaluated_model import Settings
-    from braidlm.evals.reports.scores import short_report
+    from braidlm.evals.reports.dynamics import short_report
 
     harness = [name for name in (args.harness or "").split(",") if name]
     models, tasks = _models_and_tasks(args.words, bool(harness))
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
 def _curves(args: argparse.Namespace, models: list[str], tasks: list[str], options: dict[str, Any]) -> Any:
     """The curves that the options ask for, of pruned models or of models after each layer; else None."""
     from braidlm.edits.criteria import PruningOptions
-    from braidlm.evals.exit_curve import exit_curve
+    from braidlm.evals.curves import exit_curve
     from braidlm.studies.prune_curve import prune_curve
 
     pruning = given_settings(args, PruningOptions, PREFIX)

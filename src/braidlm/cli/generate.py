@@ -150,8 +150,7 @@ def _standard_input() -> str:
 def _study(args: argparse.Namespace) -> None:
     """Print a block per prompt, with every model in it."""
     from braidlm.core.report.rendering import show_report
-    from braidlm.serving.generate import prompt_study
-    from braidlm.serving.prompt_study import study_report
+    from braidlm.serving.generate import prompt_study, study_report
 
     options = _options(args) | {"out": args.out, "on_model": lambda name: say(f"{name} ...")}
     study = prompt_study(args.models, args.file, **options)

@@ -20,7 +20,7 @@ from braidlm.core.report.rendering import check_out, write
 from braidlm.evals.babylm.averages import babylm_averages
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.harness.tasks import PREFIX, open_harness
-from braidlm.evals.reports.dynamics_report import dynamics_report
+from braidlm.evals.reports.dynamics import dynamics_report
 from braidlm.evals.reports.scores import scores_report
 from braidlm.evals.results import CACHE, Evaluation, ModelResults, ResultCache, TaskResult
 from braidlm.evals.scoring.scorer import Scorer

@@ -39,12 +39,6 @@ class LayerOutputs:
     gated: Tensor
     """The layer's output with the gate."""
 
-    @property
-    def added(self) -> Tensor:
-        """What the gate adds; the difference of the outputs would be rounded to the larger stream's precision."""
-        nothing = torch.zeros_like(self.hidden)
-        return nothing if self.gate.is_off else self.gate.add(self.hidden, nothing)
-
 
 def context_limit(model: Any) -> int:
     """Tokens of a window: the model's context, or MAX_WINDOW if that is less."""
@@ -120,7 +114,10 @@ class ModelGates:
 
 def _sums(layer: LayerOutputs, chosen: Tensor) -> Tensor:
     """Sums over chosen tokens of a layer, in float64: their number, four means over channels, and the gate's share."""
-    plain, gated, added = (one[chosen].double() for one in (layer.plain, layer.gated, layer.added))
+    # The difference of the outputs would be rounded to the larger stream's precision.
+    nothing = torch.zeros_like(layer.hidden)
+    added = nothing if layer.gate.is_off else layer.gate.add(layer.hidden, nothing)
+    plain, gated, added = (one[chosen].double() for one in (layer.plain, layer.gated, added))
     share = added.norm(dim=-1) / plain.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
     means = [gated.abs().mean(-1), plain.abs().mean(-1), gated.mean(-1), plain.mean(-1), share]
     return torch.stack([torch.ones_like(share).sum(), *(one.sum() for one in means)]).cpu()

@@ -74,13 +74,9 @@ def routing_modules(model: nn.Module) -> list[RoutingModule]:
     ]
 
 
-class NothingToSee(BraidError):
-    """A model has neither paths nor experts nor gates."""
-
-
-def no_choices(where: str | None = None) -> NothingToSee:
+def no_choices(where: str | None = None) -> BraidError:
     """The error for a model that chooses nothing."""
-    return NothingToSee(
+    return BraidError(
         "this model has no parallel stage and no experts; there is nothing to choose between",
         where,
         "Give a model with some: `braid compose A B --out M`, or a recipe with a `parallel` stage or experts.",

@@ -20,7 +20,6 @@ from braidlm.inspection.gates import ModelGates, measure_gates
 from braidlm.inspection.layers import (
     NO_CHOICE,
     Layer,
-    NothingToSee,
     TokenChoices,
     collect_choices,
     find_layers,
@@ -61,7 +60,7 @@ def open_readable(models: Names, paths: Sequence[str] | None, without: Sequence[
     found = open_models(models, paths=paths, without=without)
     all_named = len(found) == (1 if isinstance(models, (str, Path)) else len(models))
     opened: list[OpenedModel] = []
-    left_out: list[tuple[OpenedModel, NothingToSee]] = []
+    left_out: list[tuple[OpenedModel, BraidError]] = []
     for model in found:
         where = str(model.folder)
         if is_gated(model) or is_routed(model):
@@ -71,7 +70,7 @@ def open_readable(models: Names, paths: Sequence[str] | None, without: Sequence[
             left_out.append((model, no_choices(where)))
         else:
             todo = "`braid edit gate MODEL --out DIR` adds some."
-            left_out.append((model, NothingToSee("this decoder has no gates to look at", where, todo)))
+            left_out.append((model, BraidError("this decoder has no gates to look at", where, todo)))
     for model, problem in left_out:
         if all_named or not opened:
             raise problem

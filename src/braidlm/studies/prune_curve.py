@@ -34,8 +34,8 @@ from braidlm.edits.modules import (
     modules_of,
 )
 from braidlm.edits.prune import Prune
+from braidlm.evals.curves import Curves, Point
 from braidlm.evals.evaluate import evaluate, open_to_score
-from braidlm.evals.reports.curves import Curves, Point
 from braidlm.evals.results import CACHE
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.opening.braid import OpenedBraid

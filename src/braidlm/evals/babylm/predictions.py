@@ -12,10 +12,11 @@ to those in the folder, if they are of the same model, and the file to submit is
 files of EWoK hold the chosen sentences, so plain text of EWoK: they are written only with `ewok_text`.
 """
 
+import functools
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from braidlm.core.reading import read_json
 from braidlm.evals.babylm.conventions import AOA, FAST, FULL, GLUE
 from braidlm.evals.formats.options import predictions_by_set
 from braidlm.evals.results import Evaluation, ModelResults, TaskResult
-from braidlm.evals.tasks import TASKS, OpenTask
+from braidlm.evals.tasks import TASKS
 from braidlm.evals.tasks.task import expand
 from braidlm.opening.names import words_in_name
 
@@ -84,19 +85,19 @@ def write_babylm_results(
     written = WrittenFiles()
     folders: dict[str, Path] = {}
     all_evaluations = [evaluations] if isinstance(evaluations, Evaluation) else evaluations
-    opened = [(evaluation, _TaskData(evaluation)) for evaluation in all_evaluations]
-    for evaluation, data in opened:
+    opened = [(evaluation, _opener(evaluation)) for evaluation in all_evaluations]
+    for evaluation, data_of in opened:
         for model in evaluation.models:
             name = (model.run or model.name).replace("/", "-")
             folders[name] = Path(out) / name
-            _write_model(data, model, folders[name], written, ewok_text)
-    for evaluation, data in opened:  # after all models, whose outdated predictions have been deleted by now
+            _write_model(data_of, model, folders[name], written, ewok_text)
+    for evaluation, data_of in opened:  # after all models, whose outdated predictions have been deleted by now
         for run, results in evaluation.over_runs.items():
             if AOA in results:
                 checkpoints = evaluation.runs[run]
                 count = len(checkpoints)
                 about = {"model_name": run, "use_bos_only": False, "total_steps": count, "completed_steps": count}
-                facts = {"metadata": about, "results": data.of(AOA).records(AOA, checkpoints)}
+                facts = {"metadata": about, "results": data_of(AOA).records(AOA, checkpoints)}
                 written.write(zero_shot(folders[run.replace("/", "-")], MAIN) / "AoA_word" / "surprisal.json", facts)
     for name, folder in folders.items():
         collated = collate(folder)
@@ -105,23 +106,23 @@ def write_babylm_results(
     return written
 
 
-class _TaskData:
-    """The data of an evaluation's tasks, opened again where predictions need it."""
+def _opener(evaluation: Evaluation) -> Callable[[str], Any]:
+    """Opens the data of an evaluation's tasks again, each once, where predictions need it."""
 
-    def __init__(self, evaluation: Evaluation):
-        self.facts = evaluation.tasks
-        self._open: dict[str, OpenTask] = {}
+    @functools.cache
+    def data_of(task: str) -> Any:
+        path = evaluation.tasks[task]["data"]
+        data = TASKS[task]().open(Path(path))
+        if data.sha256 != evaluation.tasks[task]["sha256"]:
+            raise BraidError("this data is not what was evaluated", str(path), "Evaluate again.")
+        return data
 
-    def of(self, task: str) -> Any:
-        if task not in self._open:
-            path = self.facts[task]["data"]
-            self._open[task] = TASKS[task]().open(Path(path))
-            if self._open[task].sha256 != self.facts[task]["sha256"]:
-                raise BraidError("this data is not what was evaluated", str(path), "Evaluate again.")
-        return self._open[task]
+    return data_of
 
 
-def _write_model(opened: _TaskData, model: ModelResults, folder: Path, written: WrittenFiles, ewok_text: bool) -> None:
+def _write_model(
+    data_of: Callable[[str], Any], model: ModelResults, folder: Path, written: WrittenFiles, ewok_text: bool
+) -> None:
     revision = MAIN if model.run is None else Path(model.folder).name
     kinds = FULL if model.run is None else FAST
     record: dict[str, Any] = {"sha256": model.sha256, "fast_scores": {}}
@@ -132,24 +133,21 @@ def _write_model(opened: _TaskData, model: ModelResults, folder: Path, written: 
         else:  # its predictions are of another model
             shutil.rmtree(folder / revision)
     for task, result in model.tasks.items():
-        if task in kinds and (ewok_text or task not in PLAIN_TEXT_TASKS):
-            _check_items(result)
+        zero_shot_task = task in kinds and (ewok_text or task not in PLAIN_TEXT_TASKS)
+        fine_tuned = task in GLUE and model.run is None
+        if (zero_shot_task or fine_tuned) and not result.items:
+            todo = "Delete the folder `kept` of the evaluation and evaluate again."
+            raise BraidError(f"the answers of '{task}' were not kept", todo=todo)
+        if zero_shot_task:
             path = zero_shot(folder, revision) / kinds[task][1] / "predictions.json"
-            written.write(path, opened.of(task).predictions(result))
-        elif task in GLUE and model.run is None:
-            _check_items(result)
+            written.write(path, data_of(task).predictions(result))
+        elif fine_tuned:
             labels = [int(label) for label in result.items[GLUE[task]]]
             path = folder / revision / "finetune" / GLUE[task] / "predictions.json"
             written.write(path, predictions_by_set(labels, [GLUE[task]] * len(labels)))
         if model.run is not None and task in FAST:
             record["fast_scores"][FAST[task][0]] = _shares(task, result)
     written.write(folder / revision / OURS, record)
-
-
-def _check_items(result: TaskResult) -> None:
-    if not result.items:
-        todo = "Delete the folder `kept` of the evaluation and evaluate again."
-        raise BraidError(f"the answers of '{result.task}' were not kept", todo=todo)
 
 
 def _shares(task: str, result: TaskResult) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The report of scores: results.html, results.md, results.csv and results.json, and the short one of the terminal.
+"""The report of scores: results.html, results.md, results.csv and results.json.
 
 Models that are compared stand side by side, a task in each row; the checkpoints of runs are many, and stand below each
 other. A cell that is `Strong` is significantly the best of its task (`statistics.py`).
@@ -10,7 +10,6 @@ from typing import Any
 
 from braidlm.core.report.report import Report, Strong, Table
 from braidlm.evals.babylm.averages import Average, averages
-from braidlm.evals.reports.dynamics import best_sentence, run_dynamics
 from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
 from braidlm.evals.scoring.requests import IN_WINDOWS, SHORTENED
 
@@ -61,18 +60,6 @@ def scores_report(evaluation: Evaluation) -> Report:
     report.table(Table(["model", "active paths", "modules switched off", "SHA-256 begins with"], rows))
     report.text(f"Computed in {evaluation.dtype}, with {versions_line(evaluation)}.")
     return report.text("Every part of every task is in `results.json` and `results.csv` beside this page.")
-
-
-def short_report(evaluation: Evaluation) -> Report:
-    """The report for the terminal: the table, what it needs to be read, and the best checkpoint of each run."""
-    report = Report("Scores").table(score_table(evaluation))
-    for line in explanations(evaluation, strong="*"):
-        report.text(line)
-    if evaluation.over_runs:
-        report.table(run_table(evaluation))
-    for name, checkpoints in evaluation.runs.items():
-        report.text(best_sentence(run_dynamics(name, checkpoints)))
-    return report
 
 
 def score_table(evaluation: Evaluation) -> Table:
