@@ -19,7 +19,7 @@ from typing import Any
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import atomic_folder, write_text
 from braidlm.core.reading import given_path
-from braidlm.data.sources.rows import hub_library, hub_name
+from braidlm.data.sources.rows import hub_library, hub_name, hub_parts
 from braidlm.evals.tasks import TASKS
 from braidlm.evals.tasks.task import HUB, HubSource
 
@@ -78,8 +78,7 @@ def fetch_from_hub(name: str, default: HubSource | None, root: Path) -> Path:
     """The folder with the rows of a data set (`hub:NAME`), a file for each split or set."""
     if default is None:
         raise BraidError("this task is not read from the Hub", name, "Give a file or a folder.")
-    repository, _, split = name.removeprefix(HUB).partition(":")
-    repository, _, revision = repository.partition("@")
+    repository, split, revision = hub_parts(name.removeprefix(HUB))
     splits = (split,) if split else default.splits
     source = replace(default, name=repository or default.name, splits=splits, revision=revision or None)
     is_local = given_path(source.name).is_dir()

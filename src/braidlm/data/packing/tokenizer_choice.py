@@ -83,11 +83,17 @@ def choose_tokenizer(
 def make_tokenizer(
     choice: TokenizerChoice, plan: ShardPlan, options: ReadOptions, limit: Limit, folder: Path
 ) -> BraidTokenizer:
-    """The tokenizer of a work folder: kept from an earlier run, chosen, or trained now."""
-    saved = folder / "tokenizer"
-    tokenizer = choice.existing
+    """The tokenizer of a work folder: kept from an earlier run, which made shards with it, chosen, or trained now."""
+    saved, tokenizer = folder / "tokenizer", choice.existing
     if (saved / "tokenizer_config.json").is_file():  # the last file that is written
-        return _saved_tokenizer(saved, tokenizer)
+        todo = f"The unfinished work is damaged: remove the folder {folder} and run the same command again."
+        try:
+            kept = load_tokenizer(saved)
+        except BraidError as error:
+            raise BraidError(error.what, str(saved), todo) from error
+        if tokenizer is not None and tokenizer.identity() != kept.identity():
+            raise BraidError("this is not the tokenizer that was chosen", str(saved), todo)
+        return kept
     if tokenizer is None:
         started, total = time.monotonic(), round(min(choice.sample_bytes, plan.size) / MEGABYTE, 1)
         with progress("reading for the tokenizer", total, "MB") as advance:
@@ -101,18 +107,6 @@ def make_tokenizer(
             )
         say(f"trained a tokenizer of {tokenizer.vocab_size:,} tokens in {time.monotonic() - started:.1f} s")
     tokenizer.save(saved)
-    return tokenizer
-
-
-def _saved_tokenizer(saved: Path, existing: BraidTokenizer | None) -> BraidTokenizer:
-    """The tokenizer of the earlier run that this one continues; its shards have been made with it."""
-    todo = f"The unfinished work is damaged: remove the folder {saved.parent} and run the same command again."
-    try:
-        tokenizer = load_tokenizer(saved)
-    except BraidError as error:
-        raise BraidError(error.what, str(saved), todo) from error
-    if existing is not None and existing.identity() != tokenizer.identity():
-        raise BraidError("this is not the tokenizer that was chosen", str(saved), todo)
     return tokenizer
 
 
