@@ -137,7 +137,7 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
             note = f"its paths ({widths} wide) cannot be compared with its output ({joined.shape[-1]})"
             note = "" if active <= {joined.shape[-1]} else f"it has no router, and {note}"
             layers.append(Layer(name, label, module.names, "" if note else "cosine", note, inactive=off))
-    if weighs_tokens(model):
+    if isinstance(model.head, AverageHead) and model.head.weighs_tokens:
         # Whole models meet in the head alone: where nothing is joined there is nothing to read.
         off = tuple(name for index, name in enumerate(model.head.names) if index not in model.head.active)
         readable = [layer for layer in layers if layer.read_by]
@@ -150,11 +150,6 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
             "where a head weighs whole models anew for every token (`--join posterior`).",
         )
     return layers
-
-
-def weighs_tokens(model: BraidForCausalLM) -> bool:
-    """Whether the head weighs paths anew for every token."""
-    return isinstance(model.head, AverageHead) and model.head.weighs_tokens
 
 
 @dataclass(frozen=True)

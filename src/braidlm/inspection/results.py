@@ -42,16 +42,6 @@ class PromptRoutes:
     """For each layer, over all its tokens."""
     view: TokenView
 
-    @property
-    def right(self) -> int | None:
-        """In how many layers the right path was chosen; None where there is no right one."""
-        return None if self.path is None else sum(choice == self.path for choice in self.chosen)
-
-    @property
-    def read(self) -> int:
-        """How many layers can be read."""
-        return sum(choice is not None for choice in self.chosen)
-
 
 @dataclass
 class DataRoutes:

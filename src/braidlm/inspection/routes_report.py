@@ -324,8 +324,12 @@ def short_report(result: RoutingReport) -> Report:
 
 
 def _decisions(prompt: PromptRoutes, numbers: Mapping[str, str]) -> str:
+    """The choices at the last token, then in how many of the layers that can be read the right path was chosen."""
     chosen = " → ".join(numbers[choice] if choice else "·" for choice in prompt.chosen)
-    return chosen if prompt.right is None else f"{chosen}  {prompt.right}/{prompt.read}"
+    if prompt.path is None:
+        return chosen
+    read = [choice for choice in prompt.chosen if choice is not None]
+    return f"{chosen}  {read.count(prompt.path)}/{len(read)}"
 
 
 def _add_layers(report: Report, model: ModelRoutes, choices: list[str]) -> None:

@@ -227,17 +227,10 @@ def _damped_step(
     excess = _norm(scale * step) - radius
     if excess <= 0.1 * radius:
         return step, 0.0
-    lower = (
-        excess / radius / triangular.curvature(scale, step) ** 2
-        if all(column[-1] for column in triangular.columns)
-        else 0.0
-    )
-    gradient = _norm(
-        [
-            math.fsum(map(float.__mul__, column, triangular.right)) / scale[index]
-            for index, column in zip(triangular.order, triangular.columns, strict=True)
-        ]
-    )
+    full_rank = all(column[-1] for column in triangular.columns)
+    lower = excess / radius / triangular.curvature(scale, step) ** 2 if full_rank else 0.0
+    products = [math.fsum(map(float.__mul__, column, triangular.right)) for column in triangular.columns]
+    gradient = _norm([product / scale[index] for index, product in zip(triangular.order, products, strict=True)])
     upper = gradient / radius or TINY / min(radius, 0.1)
     damping = min(max(damping, lower), upper) or gradient / _norm(scale * step)
     for attempt in range(1, MAX_DAMPING_STEPS + 1):

@@ -137,12 +137,35 @@ def batch_of(rows: Sequence[TreeRow], device: torch.device) -> tuple[Batch, np.n
     return batch, of_scores
 
 
-def margins_of(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
-    """[scores] how far each logit is above the largest of another token."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    best = logits.topk(2, -1)
-    other = torch.where(best.indices[rows, 0] == targets, best.values[rows, 1], best.values[rows, 0])
-    return logits[rows, targets] - other
+def values_at(
+    forward: TreeForward, done: TextPass, predictors: Tensor, targets: Tensor, margins: bool, size: int
+) -> Tensor:
+    """[1 or 2, scores] log-probabilities and, on request, margins: how far each logit is above the best other token's.
+
+    `predictors` are indices into `done`, in any order; the logits of `size` of them are in memory at once.
+    """
+    hidden = done.hidden
+    order = torch.argsort(predictors, stable=True)
+    predictors, targets = predictors[order], targets[order]
+    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    values = torch.empty(2 if margins else 1, len(predictors), dtype=dtype, device=hidden.device)
+    begin = 0
+    for start in range(0, len(hidden), size):
+        last = start + size >= len(hidden)
+        stop = len(predictors) if last else int(torch.searchsorted(predictors, start + size))
+        part = done.at(slice(start, start + size))
+        rows, tokens = predictors[begin:stop] - start, targets[begin:stop]
+        if margins:
+            logits = forward.logits(part)
+            values[0, begin:stop] = forward.scores(logits, rows, tokens)
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            best = logits.topk(2, -1)
+            other = torch.where(best.indices[rows, 0] == tokens, best.values[rows, 1], best.values[rows, 0])
+            values[1, begin:stop] = logits[rows, tokens] - other
+        else:
+            values[0, begin:stop] = forward.log_probabilities(part, rows, tokens)
+        begin = stop
+    return torch.empty_like(values).index_copy_(1, order, values)
 
 
 @contextlib.contextmanager

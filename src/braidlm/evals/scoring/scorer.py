@@ -27,11 +27,9 @@ from braidlm.evals.scoring.requests import Request, windows_of
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from braidlm.data.tokenizing.tokenizer import BraidTokenizer
     from braidlm.evals.scoring.forward import TreeForward
-    from braidlm.model.span import TextPass
 
 
 T = TypeVar("T")
@@ -150,10 +148,10 @@ class Scorer:
         """Run all rows."""
         import torch
 
-        from braidlm.evals.scoring.forward import batch_of, full_float32
+        from braidlm.evals.scoring.forward import batch_of, full_float32, values_at
 
         scores = np.zeros((2 if margins else 1, trees.bounds[-1]))
-        done = 0
+        done, size = 0, max(1, self.logits_per_pass // self.model.config.vocab_size)
         is_narrow = self.dtype not in (torch.float32, torch.float64)
         autocast = torch.autocast(self.device.type, self.dtype) if is_narrow else contextlib.nullcontext()
         with torch.inference_mode(), full_float32(), autocast:
@@ -161,7 +159,7 @@ class Scorer:
                 batch, of_scores = batch_of(rows, self.device)
                 targets = torch.from_numpy(np.concatenate([row.targets for row in rows])).to(self.device)
                 predictors = torch.from_numpy(of_scores).to(self.device)
-                values = self._values(self.forward.run(batch), predictors, targets, margins)
+                values = values_at(self.forward, self.forward.run(batch), predictors, targets, margins, size)
                 scores[:, np.concatenate([row.score_indices for row in rows])] = values.double().cpu().numpy()
                 done += sum(map(len, rows))
                 if advance is not None:
@@ -181,33 +179,6 @@ class Scorer:
         with torch.inference_mode(False):
             scorer = Scorer(copy.deepcopy(self.model).double(), 1, share=False, dtype=torch.float64)
         return scorer.score(requests, margins=margins)
-
-    def _values(self, done: TextPass, predictors: Tensor, targets: Tensor, margins: bool) -> Tensor:
-        """[1 or 2, scores] log-probabilities and margins; `predictors` are indices into `done`, in any order."""
-        import torch
-
-        from braidlm.evals.scoring.forward import margins_of
-
-        hidden = done.hidden
-        order = torch.argsort(predictors, stable=True)
-        predictors, targets = predictors[order], targets[order]
-        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        values = torch.empty(2 if margins else 1, len(predictors), dtype=dtype, device=hidden.device)
-        size = max(1, self.logits_per_pass // self.model.config.vocab_size)
-        begin = 0
-        for start in range(0, len(hidden), size):
-            last = start + size >= len(hidden)
-            stop = len(predictors) if last else int(torch.searchsorted(predictors, start + size))
-            part = done.at(slice(start, start + size))
-            rows, tokens = predictors[begin:stop] - start, targets[begin:stop]
-            if margins:
-                logits = self.forward.logits(part)
-                values[0, begin:stop] = self.forward.scores(logits, rows, tokens)
-                values[1, begin:stop] = margins_of(logits, rows, tokens)
-            else:
-                values[0, begin:stop] = self.forward.log_probabilities(part, rows, tokens)
-            begin = stop
-        return torch.empty_like(values).index_copy_(1, order, values)
 
 
 NEAR_TIE = 1e-3
