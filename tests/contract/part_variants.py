@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from braidlm.model.config.registry import PARTS
+from braidlm.model.config.registry import PARTS, import_files
 from braidlm.model.config.strict import encode, part_of
+
+import_files("braidlm.model")  # a registry exists once its file has been imported
 
 PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "stage": lambda part: {"stages": [{part.pop("kind"): part}] * 2},
@@ -24,6 +26,7 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "head": lambda part: {"head": part, "tie_embeddings": part["kind"] == "linear"},
     "initialisation": lambda part: {"initialisation": part},
     "compression": lambda part: {"compression": [{part.pop("kind"): part}]},
+    "projection": lambda part: {"stages": [{"project": {"to": 16, "experts": {"names": 3, **part}}}] * 2},
     "gate": lambda part: {"stages": [{"block": {"layers": 3}}], "gates": {"kind": part}},
 }
 """Where a part of each kind is in an architecture."""
@@ -54,6 +57,7 @@ VALUES: dict[str, list[Any]] = {
     "width": [16],
     "new": [["expert_3"], ["path_2"]],
     "join": ["add", "routed"],
+    "kind": ["swiglu"],
     "router": [{}],
     "stacked": ["with_experts", False],
     "scaling": [{"kind": "yarn", "factor": 4.0, "original_context": 256}],

@@ -17,6 +17,7 @@ GONE: dict[str, str] = {
 NEW: dict[str, str] = {
     r"Study keys > The top of a study > (steps|models|kept)": STEPS,
     r"Study keys > steps\.NAME.*": STEPS,
+    r"Parts > projection.*": "experts of a projection are parts, so that another kind is one file; recipes stay",
 }
 """Patterns of names that came since, with what they are for."""
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.model.errors import BraidError
-from braidlm.model.paths.project import ExpertProjection, ProjectionExpertsConfig
+from braidlm.model.paths.project import ExpertProjection, ProjectionExpertsConfig, projections
 from braidlm.model.routing.dispatch import Groups, grouped_product, is_sparse, sort_by_expert
 from braidlm.model.routing.router import RouterConfig
 from tests.tiny_models import random_ids, randomised, tiny_config, tiny_model
@@ -20,7 +20,7 @@ from tests.tiny_models import random_ids, randomised, tiny_config, tiny_model
 def projection(kind: str, experts: int, top_k: int, bias: bool, **router: object) -> ExpertProjection:
     names = [f"e{i}" for i in range(experts)]
     config = ProjectionExpertsConfig(names, RouterConfig(top_k=top_k, **router), kind, 6)  # type: ignore[arg-type]
-    return randomised(ExpertProjection(config, 8, 4, bias)).double()
+    return randomised(projections[kind](config, 8, 4, bias)).double()
 
 
 def with_both_methods(module: ExpertProjection, rows: Tensor) -> list[list[Tensor]]:
@@ -110,7 +110,7 @@ def test_routings_have_the_module_name_of_their_router() -> None:
         ({"names": ["a", "b"], "router": {"top_k": 3}}, "top_k is 3, and there are only 2 experts"),
         ({"names": ["a", "a"]}, "a name is given twice"),
         ({"names": ["a", "b"], "router": {"top_k": 0}}, "top_k: expected a whole number from 1 to 4096, got 0"),
-        ({"names": ["a", "b"], "kind": "swiglo"}, "'swiglo' is not one of linear, swiglu. Did you mean 'swiglu'?"),
+        ({"names": ["a", "b"], "kind": "swiglo"}, "unknown projection 'swiglo'. Did you mean 'swiglu'?"),
         (
             {"names": ["a", "b"], "router": {"losses": {"swich": 1.0}}},
             "unknown routing loss 'swich'. Did you mean 'switch'?",

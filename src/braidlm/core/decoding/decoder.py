@@ -195,16 +195,7 @@ class Decoder(TokenDecoder):
     def step(self, tokens: Tensor) -> Tensor:
         if self.cache.filled >= self.length:
             raise BraidError(f"the text has reached the model's limit of {self.length} tokens")
-        if not self.use_graph:
-            return self._eager(tokens[:, None])
-        self.graph_token.copy_(tokens[:, None])
-        if self.graph is None:
-            self._capture()
-        assert self.graph is not None
-        assert self.graph_logits is not None
-        self.graph.replay()
-        self.cache.advance(1)
-        return self.graph_logits
+        return self._replay(tokens[:, None]) if self.use_graph else self._eager(tokens[:, None])
 
     def _eager(self, ids: Tensor) -> Tensor:
         logits = self._last_logits(ids, **self.span_options(ids.shape[1]))
@@ -219,6 +210,16 @@ class Decoder(TokenDecoder):
     def _last_logits(self, ids: Tensor, **options: Any) -> Tensor:
         done = self.model.run(ids, **options).at((slice(None), -1))
         return self.model.head(done.hidden, **done.read)
+
+    def _replay(self, ids: Tensor) -> Tensor:
+        self.graph_token.copy_(ids)
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None
+        assert self.graph_logits is not None
+        self.graph.replay()
+        self.cache.advance(1)
+        return self.graph_logits
 
     def _capture(self) -> None:
         """Record one step; its writes land at the current position, which the first replay writes again."""

@@ -48,13 +48,14 @@ from braidlm.kernels.lowerings.lowering import (
 from braidlm.kernels.lowerings.norms import form_of
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.ops.fold import Bank
+from braidlm.kernels.replacing import kind_of
 from braidlm.kernels.routed.combine import UncombinedRows
 from braidlm.kernels.routed.rows import MAX_WIDTH, AddNormRows, Norm, ProjectAddNormRows
 from braidlm.kernels.side_stream import DeferredGradient
 from braidlm.model.dropout import Dropout
 from braidlm.model.mixture_of_depths import MixtureOfDepths, spread_routing
 from braidlm.model.paths.parallel import ParallelLayer
-from braidlm.model.paths.project import ExpertProjection, ProjectStage
+from braidlm.model.paths.project import LinearProjections, ProjectStage, SwiGLUProjections
 from braidlm.model.routing.routing import Routing
 from braidlm.model.span import make_masks
 from braidlm.model.stages import Block
@@ -238,14 +239,14 @@ def _folded_bank(linear: Any, norm: Any, concatenated: bool) -> Bank:
     return Bank(linear.weight, linear.bias, form.weight, form.bias, concatenated)
 
 
-@lowers(ExpertProjection)
+@lowers(LinearProjections, SwiGLUProjections)
 class ExpertProjectionLowering(SwiGLULowering):
-    """The bank inside a projection; a gated one is Swish-gated and has no dropout."""
+    """The bank inside a projection, which has no dropout."""
 
     honours = {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER}
     has_seeds = False
 
-    def inner_dropout(self, feed: ExpertProjection, context: PassContext) -> DropoutUse:
+    def inner_dropout(self, feed: SwiGLUProjections, context: PassContext) -> DropoutUse:
         return NO_DROPOUT
 
 
@@ -256,10 +257,13 @@ class ProjectionLowering(LayerLowering):
     def reject(self, part: ProjectStage, body: Any) -> str | None:
         if part.experts is None:
             return "a projection without experts is one product already"
+        if kind_of(part.experts) not in (LinearProjections, SwiGLUProjections):
+            return f"{kind_of(part.experts).__name__} has no kernel here"
         return router_refusal(part.experts.router, body)
 
     def reads(self, part: Any) -> list[Tensor | None]:
-        return [linear.weight for linear in (part.experts.gate_up, part.experts.out) if linear is not None]
+        gated = isinstance(part.experts, SwiGLUProjections)
+        return [*([part.experts.gate_up.weight] if gated else []), part.experts.out.weight]
 
     def sums(self, part: Any, norm: Any) -> list[SharedSums]:
         router = part.experts.router
@@ -271,8 +275,8 @@ class ProjectionLowering(LayerLowering):
             None if pending is None or pending.dropout.probability else pending.slot
         )  # with dropout the gradients differ
         dispatch, stream = route(experts.router, add_pending(stream, pending), context, slot)
-        if experts.gate_up is None:
-            rows = grouped_linear(experts.out, stream, dispatch, context, gather=True)
-        else:
+        if isinstance(experts, SwiGLUProjections):
             rows = grouped_feed(experts, stream, dispatch, context)
+        else:
+            rows = grouped_linear(experts.out, stream, dispatch, context, gather=True)
         return dispatch.combine(rows), None, (dispatch.routing,)
