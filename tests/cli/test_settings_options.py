@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from braidlm.cli.settings import add_settings, add_switches, given_settings, settings_from
+from braidlm.cli.settings import add_settings, add_switches, given_settings
 from braidlm.evals.evaluated_model import Settings
 
 
@@ -33,13 +33,13 @@ def made(cls: type) -> argparse.ArgumentParser:
 
 
 def test_what_is_not_given_is_the_default() -> None:
-    assert settings_from(made(Some).parse_args([]), Some) == Some()
+    assert Some(**given_settings(made(Some).parse_args([]), Some)) == Some()
 
 
 def test_every_kind_of_field() -> None:
     words = ["--allow-it", "--no-careful", "--count", "5", "--rate", "1e-4", "--kind", "lora", "--names", "a", "b"]
     expected = Some(allow_it=True, careful=False, count=5, rate=1e-4, kind="lora", names=("a", "b"))
-    assert settings_from(made(Some).parse_args(words), Some) == expected
+    assert Some(**given_settings(made(Some).parse_args(words), Some)) == expected
 
 
 @pytest.mark.parametrize("words", [["--count", "many"], ["--kind", "half"], ["--rate"], ["--rate", "nan"]])
@@ -85,7 +85,7 @@ def test_options_with_a_prefix_and_a_field_without_a_default() -> None:
     shown = " ".join(parser.format_help().split())
     assert "--more-text TEXT what must be given --more-count N how many (3)" in shown
     args = parser.parse_args(["--more-text", "a", "--more-count", "5"])
-    assert settings_from(args, Needed, "more_") == Needed("a", 5)
+    assert Needed(**given_settings(args, Needed, "more_")) == Needed("a", 5)
     assert given_settings(parser.parse_args([]), Needed, "more_") == {}
 
 

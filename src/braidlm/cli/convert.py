@@ -2,6 +2,7 @@
 
 import argparse
 
+from braidlm.cli.settings import options_of
 from braidlm.core import console
 
 HELP = "convert a model from or to gpt2, llama, mistral, moduleformer or qwen2, from moep_lm or papaformer, or to gguf"
@@ -38,13 +39,5 @@ def run(args: argparse.Namespace) -> None:
     """Convert as the arguments say."""
     from braidlm.opening.convert import convert
 
-    plan = convert(
-        args.source,
-        args.out,
-        from_=args.from_,
-        to=args.to,
-        dry_run=args.dry_run,
-        config=args.config,
-        dtype=args.dtype,
-    )
+    plan = convert(**options_of(args))
     console.show_json({"model": None if args.dry_run else args.out, "plan": plan.lines()})

@@ -3,16 +3,13 @@
 import argparse
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from braidlm.cli.settings import add_settings, add_switches, given_settings, number, settings_from
+from braidlm.cli.settings import add_settings, add_switches, given_settings, number
 from braidlm.core.console import show, show_json
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.model.config.ranges import CountOrZero, Layers
 from braidlm.opening.names import find_sources
-
-if TYPE_CHECKING:
-    from braidlm.evals.babylm.predictions import WrittenFiles
 
 HELP = "score models on tasks; with --all-checkpoints, how a run learned them"
 EPILOG = """examples:
@@ -77,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         "harness": harness,
         "harness_tasks": args.harness_tasks,
         "harness_shots": args.harness_shots,
-        "settings": settings_from(args, Settings),
+        "settings": Settings(**given_settings(args, Settings)),
         "out": args.out,
         "device": args.device,
         "dtype": args.dtype,
@@ -90,14 +87,16 @@ def run(args: argparse.Namespace) -> None:
     evaluation = evaluate(
         models, tasks, all_checkpoints=args.all_checkpoints, paths=args.paths, without=args.without, **options
     )
-    written = None
-    if args.leaderboard:
-        written = write_babylm_results(evaluation, args.leaderboard, ewok_text=args.ewok_text)
+    written = args.leaderboard and write_babylm_results(evaluation, args.leaderboard, ewok_text=args.ewok_text)
     show_json(evaluation.facts())
     show_report(short_report(evaluation))
     show(f"{args.out}/{'dynamics' if evaluation.runs else 'results'}.html")
-    if written is not None:
-        _show_leaderboard(written, args.ewok_text)
+    for path, missing in zip(written.collated, written.missing.values(), strict=True) if written else ():
+        show(str(path))
+        if missing:
+            show(f"  for the leaderboard it still lacks {', '.join(_shortened(missing))}")
+        if "ewok" in missing and not args.ewok_text:
+            show("  (the answers of EWoK are its plain text, and are written only with --ewok-text)")
 
 
 def _curves(args: argparse.Namespace, models: list[str], tasks: list[str], options: dict[str, Any]) -> Any:
@@ -171,18 +170,8 @@ def _check_leaderboard(args: argparse.Namespace, tasks: list[str]) -> None:
         raise BraidError("this is not a folder", args.leaderboard, "Choose another folder for --leaderboard.")
 
 
-def _show_leaderboard(written: "WrittenFiles", with_ewok: bool) -> None:
-    """Show the path of the file to submit, and what it still lacks."""
-    for path, missing in zip(written.collated, written.missing.values(), strict=True):
-        show(str(path))
-        if missing:
-            show(f"  for the leaderboard it still lacks {', '.join(_shortened(missing))}")
-        if "ewok" in missing and not with_ewok:
-            show("  (the answers of EWoK are its plain text, and are written only with --ewok-text)")
-
-
 def _shortened(missing: list[str]) -> list[str]:
-    """Many checkpoints are shown as the first, the last and how many."""
+    """What a file to submit lacks; of many checkpoints the first, the last and how many."""
     checkpoints = [name for name in missing if name.startswith("checkpoint ")]
     others = [name for name in missing if name not in checkpoints]
     if len(checkpoints) < 4:

@@ -96,10 +96,9 @@ def _generate(args: argparse.Namespace) -> None:
     from braidlm.serving.generate import generate
 
     prompts = [_standard_input() if prompt == STANDARD_INPUT else prompt for prompt in args.prompt]
-    live = not args.json
 
     def write(text: str) -> None:
-        if live:
+        if not args.json:
             sys.stdout.write(text)
             sys.stdout.flush()
 

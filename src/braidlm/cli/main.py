@@ -103,41 +103,43 @@ def make_parser(only: str | None = None, arguments: bool = True) -> argparse.Arg
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """The arguments; `key=value` may also follow an option, where argparse does not look for positionals."""
-    _check_kind(parser, argv)
+    """The arguments; `key=value` may also follow an option, where argparse does not look for positionals.
+
+    A verb's first word, where it must be one of its kinds, is told as a wrong verb is.
+    """
+    own, word = _deepest(parser, argv[:1]), argv[1] if len(argv) > 1 else "-"
+    kinds = None if own is parser else _kinds(own)
+    if kinds is not None and not word.startswith("-") and word not in kinds:
+        near = did_you_mean(word, kinds)
+        console.error([f"{own.prog}: there is no kind '{word}'.{near}", f"`{own.prog} --help` says what each does."])
+        raise SystemExit(2)
     args, extra = parser.parse_known_args(argv)
     unknown = next((word.split("=")[0] for word in extra if word.startswith("-")), None)
+    own = _deepest(parser, argv)
     if unknown is not None:
-        own = _deepest(parser, argv)
         near = did_you_mean(unknown, [option for option in own._option_string_actions if option.startswith("--")])
         console.error(
             [f"{own.prog}: there is no option '{unknown}'.{near}", f"`{own.prog} --help` says what each does."]
         )
         raise SystemExit(2)
     if extra and not hasattr(args, "overrides"):
-        _deepest(parser, argv).error(f"unrecognized arguments: {' '.join(extra)}")
+        own.error(f"unrecognized arguments: {' '.join(extra)}")
     if extra:
         args.overrides = [*args.overrides, *extra]
     return args
 
 
-def _check_kind(parser: argparse.ArgumentParser, argv: list[str]) -> None:
-    """A verb's first word, where it must be one of its kinds, is told as a wrong verb is."""
-    own = _deepest(parser, argv[:1])
-    kinds = next((action for action in own._actions if isinstance(action, argparse._SubParsersAction)), None)
-    word = argv[1] if own is not parser and len(argv) > 1 else "-"
-    if kinds is not None and not word.startswith("-") and word not in kinds.choices:
-        near = did_you_mean(word, kinds.choices)
-        console.error([f"{own.prog}: there is no kind '{word}'.{near}", f"`{own.prog} --help` says what each does."])
-        raise SystemExit(2)
-
-
 def _deepest(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.ArgumentParser:
     """The parser of a command line's verb, or of the kind of edit."""
     for word in argv:
-        kinds = next((action for action in parser._actions if isinstance(action, argparse._SubParsersAction)), None)
-        parser = parser if kinds is None else kinds.choices.get(word, parser)
+        parser = (_kinds(parser) or {}).get(word, parser)
     return parser
+
+
+def _kinds(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser] | None:
+    """The verbs of the command, or the kinds of a verb that has some."""
+    actions = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return next((action.choices for action in actions), None)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ import dataclasses
 import types
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from braidlm.core.catalogue import list_options
 from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import decode, plain_type
 
-T = TypeVar("T")
 COMMON = ("verb", "run", "quiet", "debug", "json")
 """Arguments of the command line that the functions of the verbs do not have."""
 METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -64,11 +63,6 @@ def add_settings(
             add(flag, dest=f"{prefix}{name}", action="store_false" if default else "store_true", **shared)
         else:
             add(f"--{option}", required=not prefix and field["required"], **shared, **_values(hints[name]))
-
-
-def settings_from(args: argparse.Namespace, settings: type[T], prefix: str = "") -> T:
-    """The settings with the options of the command line."""
-    return settings(**given_settings(args, settings, prefix))
 
 
 def given_settings(args: argparse.Namespace, settings: type, prefix: str = "") -> dict[str, Any]:
