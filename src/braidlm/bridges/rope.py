@@ -7,8 +7,8 @@ from typing import Any
 
 from braidlm.model.attention.positions import rope_scalings
 
-KINDS = ("linear", "llama3", "yarn")
-"""The kinds of scaling that have the same name and meaning in both."""
+ROPE_SCALINGS = ("linear", "llama3", "yarn")
+"""The kinds of scaling that have one name and meaning in both."""
 NAMES = {
     "factor": "factor",
     "original_max_position_embeddings": "original_context",
@@ -20,16 +20,6 @@ NAMES = {
     "attention_factor": "attention_factor",
 }
 """Transformers' names of the options of a scaling, and ours."""
-
-
-def rope_problems(config: Any) -> list[str]:
-    """What Braid cannot express of a foreign configuration's rotary positions."""
-    rope, problems = config.rope_parameters or {}, []
-    if (kind := rope.get("rope_type", "default")) not in ("default", *KINDS):
-        problems.append(f"rotary positions are scaled by '{kind}'; Braid has {', '.join(KINDS)}")
-    if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
-        problems.append(f"only {part} of each head is rotated (partial_rotary_factor); Braid rotates all of it")
-    return problems
 
 
 def braid_positions(config: Any) -> dict[str, Any]:
@@ -44,14 +34,6 @@ def braid_positions(config: Any) -> dict[str, Any]:
     known = {field.name for field in fields(rope_scalings[kind].Config)}
     options = {ours: rope[theirs] for theirs, ours in NAMES.items() if ours in known and rope.get(theirs) is not None}
     return positions | {"scaling": {"kind": kind, **options}}
-
-
-def scaling_problems(positions: Any, title: str) -> list[str]:
-    """What transformers cannot express of our scaling."""
-    scaling = positions.scaling
-    if scaling is None or scaling.kind in KINDS:
-        return []
-    return [f"rotary positions are scaled by '{scaling.kind}'; {title} has {', '.join(KINDS)}"]
 
 
 def rope_parameters(positions: Any) -> dict[str, Any]:

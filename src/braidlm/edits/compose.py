@@ -64,7 +64,13 @@ def compose(
         check_no_layout(layers=layers, blocks=blocks, start=start)
     blocks = (0 if averaged else 1) if blocks is None else blocks
     start = start or "mean"
-    _check_options(layers, blocks, freeze, start, seed)
+    for key, hint, value in (("layers", Layers | None, layers), ("blocks", LayersOrZero, blocks), ("seed", Seed, seed)):
+        decode(hint, value, key)
+    for part in freeze:
+        if part not in FREEZABLE:
+            raise BraidError(f"'{part}' cannot be frozen.{did_you_mean(part, FREEZABLE)}")
+    if start not in STARTS:
+        raise BraidError(f"there is no start '{start}'.{did_you_mean(start, STARTS)}")
     if out is not None or not dry_run:
         check_new_folder(out)
     models = [
@@ -127,18 +133,6 @@ def composed_architecture(
         check_alone(path, path.name, choice.kind in averages)
     check_together(paths)
     return read_architecture(lay_out(paths, choice, layers, blocks).architecture)
-
-
-def _check_options(layers: int | None, blocks: int, freeze: Sequence[str], start: str, seed: int) -> None:
-    """Check the options that need no model."""
-    decode(Layers | None, layers, "layers")
-    decode(LayersOrZero, blocks, "blocks")
-    decode(Seed, seed, "seed")
-    for part in freeze:
-        if part not in FREEZABLE:
-            raise BraidError(f"'{part}' cannot be frozen.{did_you_mean(part, FREEZABLE)}")
-    if start not in STARTS:
-        raise BraidError(f"there is no start '{start}'.{did_you_mean(start, STARTS)}")
 
 
 def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:

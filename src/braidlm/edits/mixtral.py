@@ -33,24 +33,10 @@ from braidlm.opening.opened_model import OpenedModel
 MIXTRAL_SOURCES = ("llama", "mistral")
 """The model types that have Mixtral's attention, norms and positions."""
 KEPT = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_act",
-    "max_position_embeddings",
-    "initializer_range",
-    "rms_norm_eps",
-    "attention_dropout",
-    "rope_parameters",
-    "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "use_cache",
-)
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "attention_dropout",
+    "rope_parameters", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache",
+)  # fmt: skip
 """Settings of the same name and meaning in Llama, Mistral and Mixtral."""
 FEED = re.compile(r"(?P<layer>.+\.layers\.\d+)\.mlp\.(?P<matrix>\w+)\.weight")
 EXPERT = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
@@ -164,9 +150,8 @@ def write_mixtral(plan: MixtralPlan, out: Path, record: dict[str, Any], noise: f
         return tensor
 
     with atomic_folder(out) as folder:
-        write_json(
-            folder / "config.json", plan.config.to_diff_dict() | older_rope_settings(plan.config.rope_parameters)
-        )
+        settings = plan.config.to_diff_dict() | older_rope_settings(plan.config.rope_parameters)
+        write_json(folder / "config.json", settings)
         write_shards(folder, plan.tensors, read)
         GenerationConfig.from_model_config(plan.config).save_pretrained(folder)
         for path in (path for pattern in COPIED for path in source.glob(pattern)):

@@ -22,7 +22,6 @@ from braidlm.edits.modules import (
     modules_of,
     stages_of,
 )
-from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Count, Probability, Share
 from braidlm.opening.braid import OpenedBraid
 
@@ -90,7 +89,11 @@ class Prune(Edit):
             if left < top_k:
                 notes.append(f"{one.address}: a token used {top_k} modules, and {left} are left")
         spared = all(not usage[address][i] for address, indices in dropped.items() for i in indices)
-        probe = _probe(calibration.texts, config) if spared else None
+        probe = None
+        if spared:  # the beginnings of the longest texts
+            length = min(max(map(len, calibration.texts)), PROBE, config.max_position_embeddings)
+            longest = [list(text[:length]) for text in calibration.texts if len(text) >= length]
+            probe = torch.tensor(longest[:2])
         return EditPlan(title, model, account, notes, details, unchanged_on=probe)
 
     def _kept(self, source: OpenedBraid, modules: list[Modules], usage: Usage) -> dict[str, list[int]]:
@@ -160,9 +163,3 @@ def _leave_out(layer: Layer, kept: dict[str, list[int]], silenced: dict[str, lis
         router["top_k"] = min(router["top_k"], len(names))
         router["sampled"] = min(router["sampled"], router["top_k"])
         router["silent"] += len(silenced[one.address])
-
-
-def _probe(texts: Sequence[Sequence[int]], config: BraidConfig) -> Tensor:
-    """The beginnings of the longest texts."""
-    length = min(max(map(len, texts)), PROBE, config.max_position_embeddings)
-    return torch.tensor([list(text[:length]) for text in texts if len(text) >= length][:2])

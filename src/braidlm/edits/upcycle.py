@@ -175,15 +175,14 @@ def _origin(name: str, count: int) -> Derived | Fresh:
     assert routed is not None, name
     if routed["part"] == "router":
         return Fresh("routers", f"{routed['feed']}.router")
-    copies = partial(_copies, count, in_stack=bool(IN_STACK.fullmatch(name)))
+
+    def copies(tensor: Tensor) -> Tensor:
+        """[count, in, out] of a matrix [out, in]; in the bank of a stack copies of each member one after another."""
+        if IN_STACK.fullmatch(name):
+            return tensor.repeat_interleave(count, dim=0)
+        return torch.stack([tensor.t() if tensor.ndim == 2 else tensor] * count)
+
     return from_source(f"{routed['feed']}.{routed['own']}", Transform(copies, f"{count} copies"))
-
-
-def _copies(count: int, tensor: Tensor, in_stack: bool) -> Tensor:
-    """[count, in, out] of a matrix [out, in]; in the bank of a stack the copies of each member one after another."""
-    if in_stack:
-        return tensor.repeat_interleave(count, dim=0)
-    return torch.stack([tensor.t() if tensor.ndim == 2 else tensor] * count)
 
 
 def _perturb(model: BraidForCausalLM, copied: Collection[str], noise: float) -> None:

@@ -9,9 +9,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from braidlm.bridges.bridge import folder_formats
+from braidlm.bridges.bridge import Import, folder_formats
 from braidlm.bridges.checkpoint import FLOATS
-from braidlm.bridges.conversion import Import
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_model, model_type, switch

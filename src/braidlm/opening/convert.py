@@ -2,8 +2,15 @@
 
 from pathlib import Path
 
-from braidlm.bridges.bridge import ExportingBridge, bridges, export_formats, folder_formats
-from braidlm.bridges.conversion import ConversionPlan, Export, Import
+from braidlm.bridges.bridge import (
+    ConversionPlan,
+    Export,
+    ExportingBridge,
+    Import,
+    bridges,
+    export_formats,
+    folder_formats,
+)
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.model_info import ModelInfo, stack_problems, window_problems
-from braidlm.bridges.rope import braid_positions, rope_parameters, rope_problems, scaling_problems
+from braidlm.bridges.rope import ROPE_SCALINGS, braid_positions, rope_parameters
 
 
 @bridges.register("llama")
@@ -49,7 +49,11 @@ class LlamaBridge(HuggingFaceBridge):
         return {"attention_bias": info.block.attention.options.bias, "mlp_bias": info.block.feed.options.bias}
 
     def import_problems(self, config: Any) -> list[str]:
-        problems = rope_problems(config)
+        rope, problems = config.rope_parameters or {}, []
+        if (kind := rope.get("rope_type", "default")) not in ("default", *ROPE_SCALINGS):
+            problems.append(f"rotary positions are scaled by '{kind}'; Braid has {', '.join(ROPE_SCALINGS)}")
+        if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
+            problems.append(f"only {part} of each head is rotated (partial_rotary_factor); Braid rotates all of it")
         if config.hidden_act not in ("silu", "swish"):
             problems.append(f"hidden_act is '{config.hidden_act}'; Braid's SwiGLU has silu")
         if (size := _head_dim(config)) % 2:
@@ -86,8 +90,11 @@ class LlamaBridge(HuggingFaceBridge):
         problems = stack_problems(info, self.title, "rope", "rms", "swiglu")
         if not info.is_stack:
             return problems
-        if info.architecture.positions.kind == "rope":
-            problems += scaling_problems(info.architecture.positions.options, self.title)
+        scaling = getattr(info.architecture.positions.options, "scaling", None)
+        if scaling is not None and scaling.kind not in ROPE_SCALINGS:
+            problems.append(
+                f"rotary positions are scaled by '{scaling.kind}'; {self.title} has {', '.join(ROPE_SCALINGS)}"
+            )
         if info.block.feed.kind == "swiglu" and info.block.feed.options.learned_beta:
             problems.append(f"SwiGLU has a learned beta (learned_beta: true); {self.title}'s has none")
         if info.block.attention.kind == "softmax":

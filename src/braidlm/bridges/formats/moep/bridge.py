@@ -4,6 +4,7 @@ Versions of the code name tensors and settings differently, so names and shapes 
 tensor that does not fit is refused by name.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from braidlm.bridges.checkpoint import INDEX_FILE, PICKLE_PATTERNS, SINGLE_FILE,
 from braidlm.bridges.formats.gpt2 import ACTIVATIONS, DROPOUT, KNOWN
 from braidlm.bridges.formats.moep.structure import (
     ATTENTION_PARTS,
+    BUFFERS,
     FEED,
     NORMS,
     QKV,
@@ -23,7 +25,6 @@ from braidlm.bridges.formats.moep.structure import (
     Module,
     MoepStructure,
     has_bias,
-    is_buffer,
     read_structure,
 )
 from braidlm.bridges.hugging_face import read_config
@@ -50,7 +51,7 @@ class MoepBridge(Bridge):
         config = MoepConfig(read_config(path, MODEL_TYPE))
         checkpoint = Checkpoint(_weights(path))
         for name, shape in checkpoint.shapes.items():
-            if is_buffer(name, shape):
+            if len(shape) != 1 and re.fullmatch(BUFFERS, name):
                 checkpoint.ignore(name, "a constant of the causal mask or the positions, which some versions stored")
         with errors_at(folder):
             structure = read_structure(checkpoint.shapes)

@@ -167,11 +167,6 @@ def has_bias(modules: Iterable[Module], *parts: str) -> bool:
     return any((part, "bias") in module.tensors for module in modules for part in parts)
 
 
-def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a stored tensor is a constant that carries nothing learned."""
-    return len(shape) != 1 and bool(re.fullmatch(BUFFERS, name))
-
-
 def read_structure(shapes: Shapes) -> MoepStructure:
     """The structure that names and shapes show; an error lists the tensors or modules that fit nowhere or twice."""
     modules = _modules(shapes)
