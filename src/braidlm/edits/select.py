@@ -240,9 +240,8 @@ class Selection:
     def lines(self) -> list[str]:
         """The plan in words: what each gate does, what becomes of it and why, and the quality before and after."""
         both = (self.before, self.after)
-        qualities = [["", "before", "after"]]
-        qualities.append(["bits per byte", *(f"{one.bits_per_byte:.4f}" for one in both)])
-        qualities.append(["perplexity", *(f"{one.perplexity:.4g}" for one in both)])
+        bits, perplexities = [f"{one.bits_per_byte:.4f}" for one in both], [f"{one.perplexity:.4g}" for one in both]
+        qualities = [["", "before", "after"], ["bits per byte", *bits], ["perplexity", *perplexities]]
         gates = columns([COLUMNS, *self._rows()])
         return [self.headline(), *gates, "The whole model on this text:", *columns(qualities)]
 

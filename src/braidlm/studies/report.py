@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 
 from braidlm.core import console
@@ -33,7 +32,7 @@ LOWER_LEFT = "Nearer to the lower left is better on both."
 def study(
     recipe: str | Study, overrides: list[str] | None = None, device: str | None = None, fresh: bool = False
 ) -> StudyResults:
-    """Run a study (a recipe's name or file) and write its tables, facts and `report.html` into its folder.
+    """Run a study (a recipe's name or file) and write its tables, results.json and report.html into its folder.
 
     The same call again resumes where it was stopped, or renders what is there; `fresh` starts over.
     """
@@ -42,24 +41,19 @@ def study(
     with console.silence():  # all of it is prepared
         data = open_data(loaded.data_config, loaded.validation.half)
     routed = study_routes(results, data, loaded.folder / ROUTES)
-    write_report(results, routed, loaded.folder)
-    return results
-
-
-def write_report(results: StudyResults, routed: RoutingReport | None, folder: Path) -> Path:
-    """Tables in the terminal, as Markdown and CSV; results.json; report.html with the curves."""
     for table in tables(results):
         console.show("")
         show_report(table)
-    path = write(study_report(results, routed), folder, "report")
-    console.say(f"Report: {path}")
-    return path
+    console.say(f"Report: {write(study_report(results, routed), loaded.folder, 'report')}")
+    return results
 
 
 def study_report(results: StudyResults, routed: RoutingReport | None) -> Report:
     """The tables and charts of a study."""
     report = Report(results.study.name, _subtitle(results), data={"results": results.as_dict()})
     curves_after = "bits-per-byte" if results.names("path") else "learning"
+    seeds = len(results.study.seeds)
+    means = "" if seeds == 1 else f" Means of {seeds} seeds."
     for table in tables(results):
         report.heading(table.title).table(table)
         name = table.name.removeprefix("tables/")
@@ -69,11 +63,11 @@ def study_report(results: StudyResults, routed: RoutingReport | None) -> Report:
                     seed = results.study.seeds[0]
                     report.chart(chart, f"Held-out {domain} during the training (seed {seed}).", domain)
         if name == "bits-per-byte" and joins_models_of_two_domains(results):
-            report.chart(plane_chart(results), f"{LOWER_LEFT}{_means(results)}", "-".join(results.domains))
+            report.chart(plane_chart(results), f"{LOWER_LEFT}{means}", "-".join(results.domains))
         if name == "models" and results.names("average"):
             report.text(AVERAGES)
         if name == "variants":
-            _add_variants(report, results)
+            _add_variants(report, results, means)
     if routed is not None:
         add_routes(report.heading("Who goes where"), routed, "Held-out documents of each domain.")
     report.heading("The study")
@@ -99,19 +93,17 @@ def _subtitle(results: StudyResults) -> str:
     return "Models trained from scratch on the same batches"
 
 
-def _means(results: StudyResults) -> str:
-    """What is said below a chart of several seeds."""
-    seeds = len(results.study.seeds)
-    return "" if seeds == 1 else f" Means of {seeds} seeds."
-
-
-def _add_variants(report: Report, results: StudyResults) -> None:
-    """The first domain, which is the base's, against each that variants are trained on; then the series."""
-    means = _means(results)
+def _add_variants(report: Report, results: StudyResults, means: str) -> None:
+    """What variants keep of the first domain, which is the base's, against each that they are trained on: a point for
+    each, and one for the base; then the series."""
     old, *others = results.domains
     for new in [] if joins_models_of_two_domains(results) else others:  # the plane has the variants too
-        if (trade := trade_chart(results, old, new)) is not None:
-            report.chart(trade, f"{LOWER_LEFT}{means}", f"{old}-{new}")
+        variants = [name for name in results.names("variant") if new in results.study.domains_of(name)]
+        bases = dict.fromkeys(results.base_of(results.of(name)[0]).name for name in variants)
+        points = {name: _bits_on(results, name, (old, new)) for name in (*bases, *variants)}
+        if points:
+            chart = Points(points, f"bits per byte, {old}", f"bits per byte, {new}")
+            report.chart(chart, f"{LOWER_LEFT}{means}", f"{old}-{new}")
     for domain in results.domains:
         if (series := series_chart(results, domain)) is not None:
             report.chart(series, f"Held-out {domain} against the size of the model.{means}", f"{domain}-parameters")
@@ -166,17 +158,6 @@ def plane_chart(results: StudyResults) -> Points:
     points = {name: _bits_on(results, name, results.domains) for name in results.names()}
     first, second = (f"bits per byte, {domain}" for domain in results.domains)
     return Points(points, first, second, model_colours(results), log=True)
-
-
-def trade_chart(results: StudyResults, old: str, new: str) -> Points | None:
-    """What variants that were trained on a new domain keep of the old one: a point for each, and one for the base.
-
-    None if there are none.
-    """
-    variants = [name for name in results.names("variant") if new in results.study.domains_of(name)]
-    bases = dict.fromkeys(results.base_of(results.of(name)[0]).name for name in variants)
-    points = {name: _bits_on(results, name, (old, new)) for name in (*bases, *variants)}
-    return Points(points, f"bits per byte, {old}", f"bits per byte, {new}") if points else None
 
 
 def _bits_on(results: StudyResults, name: str, domains: Sequence[str]) -> tuple[float, float]:

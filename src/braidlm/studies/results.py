@@ -1,7 +1,7 @@
 """What is known of a model: the one record of studies, comparisons, sweeps and the table of any runs."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -151,7 +151,11 @@ def read_run(name: str, folder: Path, recipe: dict[str, Any] | None = None, erro
     last, speeds = steps[-1] if steps else {}, [record["tokens_per_second"] for record in steps]
     if error is None and history and history[-1]["kind"] == "failure":
         error = history[-1]["error"]
-    losses = list(_losses(steps))
+    losses: list[Point] = []
+    seconds = 0.0  # the time comes from the tokens of each record and their rate
+    for before, now in pairwise([{"tokens": 0}, *steps]):
+        seconds += (now["tokens"] - before["tokens"]) / now["tokens_per_second"]
+        losses.append(Point(now["tokens"], now.get("words", 0), now["loss"], {}, seconds, now["step"]))
     curve = [_validation(record, losses) for record in records if record["kind"] == "validation"]
     machines = [f"{r['processes']} x {r['device']}" if r["processes"] > 1 else r["device"] for r in starts]
     budget = budget_of(recipe)
@@ -168,7 +172,7 @@ def read_run(name: str, folder: Path, recipe: dict[str, Any] | None = None, erro
         tokens=last.get("tokens", 0),
         words=last.get("words", 0),
         tokens_per_second=median(speeds[1:] or speeds) if speeds else None,
-        seconds=losses[-1].seconds if losses else 0.0,
+        seconds=seconds,
         wall_seconds=sum(record.get("seconds", 0.0) for record in records),
         losses=losses,
         curve=curve,
@@ -177,14 +181,6 @@ def read_run(name: str, folder: Path, recipe: dict[str, Any] | None = None, erro
         started=starts[0]["time"] if starts else None,
         state=f"failed: {error}" if error is not None else "done" if is_finished else "unfinished",
     )
-
-
-def _losses(steps: list[dict[str, Any]]) -> Iterator[Point]:
-    """The loss at each record of the training; the time comes from its tokens and their rate."""
-    seconds = 0.0
-    for before, now in pairwise([{"tokens": 0}, *steps]):
-        seconds += (now["tokens"] - before["tokens"]) / now["tokens_per_second"]
-        yield Point(now["tokens"], now.get("words", 0), now["loss"], {}, seconds, now["step"])
 
 
 def _validation(record: dict[str, Any], losses: list[Point]) -> Point:

@@ -138,7 +138,13 @@ class _Runner:
         training, fresh = study.options_of(name), self.fresh
         begin: dict[str, Any] = {"start_from": str(start)} if start is not None else {"model": study.model_of(name)}
         if isinstance(step, DistilStep):
-            teachers = self._teachers(step, parts[0])
+            # At temperature 1 the members of an average of equal shares teach what the average does, and kernels know
+            # them.
+            average = study.steps[step.distil.teacher]
+            is_equal = isinstance(average, AverageStep) and average.join.kind == "average"
+            teachers = [parts[0].model]
+            if is_equal and step.distil.temperature == 1:
+                teachers = [part.model for part in parts[0].parts]
             training["distill"] = vars(step.distil) | {"teachers": list(map(str, teachers))}
             del training["distill"]["teacher"]
             fresh = fresh or not is_taught_by(folder, teachers)
@@ -157,13 +163,6 @@ class _Runner:
         }
         console.say(f"\n{name}, seed {seed}: {amount}")
         return train_to_end(recipe, self.device, fresh)
-
-    def _teachers(self, step: DistilStep, teacher: TrainedModel) -> list[Path]:
-        """The models that teach a student. At temperature 1 the members of an average of equal shares teach what the
-        average does, and kernels know them."""
-        average = self.study.steps[step.distil.teacher]
-        is_equal = isinstance(average, AverageStep) and average.join.kind == "average" and step.distil.temperature == 1
-        return [part.model for part in teacher.parts] if is_equal else [teacher.model]
 
     def _set(self, domain: str, begin: float, end: float) -> dict[str, Any]:
         """A part of a prepared domain; the held-out documents are the same for every run."""
@@ -224,7 +223,13 @@ def _made(
     if out.is_dir():
         if is_same and is_made_of(out, sources, options):
             return out
-        remove_made(out)  # a model was trained again since, or the recipe changed
+        if is_run(out):  # somebody's training
+            raise BraidError(
+                "a run stands where an edited model should be: this step was trained before, and is not any more",
+                str(out),
+                "Remove the folder, or give the step another name.",
+            )
+        shutil.rmtree(out)  # a model was trained again since, or the recipe changed
     console.say(f"\n{said}")
     with console.silence():  # its account of every tensor is in the lineage, and the study trains what is fresh
         make()
@@ -252,17 +257,6 @@ def is_taught_by(run: Path, teachers: Sequence[Path]) -> bool:
     sources = [] if newest is None else (load_lineage(newest) or {}).get("sources", [])
     before = [source["sha256"] for source in sources if source.get("role") == TEACHER]
     return before == [model_hash(teacher) for teacher in teachers]
-
-
-def remove_made(folder: Path) -> None:
-    """Remove a model folder that is to be made anew; a run in its place is somebody's training."""
-    if is_run(folder):
-        raise BraidError(
-            "a run stands where an edited model should be: this step was trained before, and is not any more",
-            str(folder),
-            "Remove the folder, or give the step another name.",
-        )
-    shutil.rmtree(folder)
 
 
 def _weights(record: Mapping[str, Any]) -> Any:

@@ -19,10 +19,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds < 60 else rough_duration(seconds)
 
 
-def memory_text(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-
-
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "seed": ("seed", str),
     "parameters": ("parameters", "{:,}".format),
@@ -30,7 +26,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "FLOPs per token": ("flops_per_token", lambda flops: count(float(flops))),
     "words": ("words", count),
     "tokens/s": ("tokens_per_second", "{:,.0f}".format),
-    "memory": ("memory", memory_text),
+    "memory": ("memory", lambda size: f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"),
     "bits per byte": ("bits_per_byte", "{:.4f}".format),
     "best": ("best_bits_per_byte", "{:.4f}".format),
     "best at step": ("best_step", "{:,}".format),

@@ -92,9 +92,8 @@ class LlamaBridge(HuggingFaceBridge):
             return problems
         scaling = getattr(info.architecture.positions.options, "scaling", None)
         if scaling is not None and scaling.kind not in ROPE_SCALINGS:
-            problems.append(
-                f"rotary positions are scaled by '{scaling.kind}'; {self.title} has {', '.join(ROPE_SCALINGS)}"
-            )
+            has = f"{self.title} has {', '.join(ROPE_SCALINGS)}"
+            problems.append(f"rotary positions are scaled by '{scaling.kind}'; {has}")
         if info.block.feed.kind == "swiglu" and info.block.feed.options.learned_beta:
             problems.append(f"SwiGLU has a learned beta (learned_beta: true); {self.title}'s has none")
         if info.block.attention.kind == "softmax":
