@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from braidlm.core.decoding.generation import NextToken
-from braidlm.core.decoding.prompts import Prompt
+from braidlm.core.decoding.generation import NextToken, Prompt
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import save_model
 from braidlm.core.report.rendering import FORMATS, csv_text, html, markdown

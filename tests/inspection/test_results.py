@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import braidlm
-from braidlm.core.decoding.prompts import Prompt
+from braidlm.core.decoding.generation import Prompt
 from braidlm.core.errors import BraidError
 from braidlm.inspection import measures
 from braidlm.inspection.layers import Layer, TokenChoices

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from braidlm.core.decoding.prompts import Prompt
+from braidlm.core.decoding.generation import Prompt
 from braidlm.inspection.layers import find_layers
 from braidlm.inspection.routes import routes
 from braidlm.model.modeling_braid import BraidForCausalLM

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from braidlm.core.decoding.prompts import Prompt
+from braidlm.core.decoding.generation import Prompt
 from braidlm.inspection.layers import NO_CHOICE, Layer, collect_choices, find_layers
 from braidlm.inspection.results import degenerate, load_chart
 from braidlm.inspection.routes import routes

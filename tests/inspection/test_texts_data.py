@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from braidlm.core.decoding.prompts import Prompt
+from braidlm.core.decoding.generation import Prompt
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.streams import Subset
 from braidlm.data.packing.packed_data import PackedData

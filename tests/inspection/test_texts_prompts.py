@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from braidlm.core.decoding.prompts import Prompt, read_prompts
+from braidlm.core.decoding.generation import Prompt, read_prompts
 from braidlm.core.errors import BraidError
 from braidlm.inspection.texts import check_domains, right_paths
 

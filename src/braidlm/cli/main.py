@@ -10,8 +10,7 @@ import braidlm.cli
 from braidlm import __version__
 from braidlm.cli.settings import common_options
 from braidlm.core import console
-from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.core.interruptions import Terminated, exit_code, terminable
+from braidlm.core.errors import BraidError, Terminated, did_you_mean, exit_code, terminable
 from braidlm.core.reading import system_error
 
 ORDER = (

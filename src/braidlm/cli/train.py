@@ -4,8 +4,7 @@ import argparse
 from typing import Any
 
 from braidlm.core import console
-from braidlm.core.errors import BraidError
-from braidlm.core.interruptions import exit_code
+from braidlm.core.errors import BraidError, exit_code
 
 HELP = "train a model, or run a whole study, as a recipe says; the same command resumes after a stop"
 EPILOG = """examples:

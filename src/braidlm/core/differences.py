@@ -12,8 +12,6 @@ Differences = dict[str, dict[str, Any]]
 """By the path of a key, the value of each tree; None where it has none."""
 MAX_SHOWN = 60
 """Characters of a value."""
-MAX_CHANGES = 12
-"""Lines of an error."""
 
 
 def differences(trees: Mapping[str, Any], path: str = "") -> Differences:
@@ -61,12 +59,6 @@ def as_yaml(value: Any) -> str:
     return shown(line) if isinstance(value, (dict, list)) else line
 
 
-def with_changes(what: str, changed: Sequence[str]) -> str:
-    """An error and below it what differs, a line each; of many the first."""
-    more = [f"and {len(changed) - MAX_CHANGES} more"] if len(changed) > MAX_CHANGES else []
-    return "\n  ".join([f"{what}:", *changed[:MAX_CHANGES], *more])
-
-
 def compare_shapes(expected: Shapes, stored: Shapes, expectation: str = "expected") -> list[str]:
     """Every tensor that is missing, left over or of another shape."""
     missing = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in stored]
@@ -79,13 +71,20 @@ def compare_shapes(expected: Shapes, stored: Shapes, expectation: str = "expecte
     return missing + left_over + misshaped
 
 
-def listed(problems: list[str], max_shown: int = 5) -> str:
+def _first(items: Sequence[str], most: int) -> list[str]:
+    return [*items[:most], *([f"and {len(items) - most} more"] if len(items) > most else [])]
+
+
+def with_changes(what: str, changed: Sequence[str]) -> str:
+    """An error and below it what differs, a line each; of many the first."""
+    return "\n  ".join([f"{what}:", *_first(changed, 12)])
+
+
+def listed(problems: Sequence[str]) -> str:
     """The first few of a list, and how many more there are."""
-    more = f"; and {len(problems) - max_shown} more" if len(problems) > max_shown else ""
-    return "; ".join(problems[:max_shown]) + more
+    return "; ".join(_first(problems, 5))
 
 
-def bullet_list(items: Sequence[str], max_items: int = 20) -> str:
+def bullet_list(items: Sequence[str]) -> str:
     """The items on lines of their own; a long list is cut so that it does not fill the screen."""
-    rest = [f"and {len(items) - max_items} more"] if len(items) > max_items else []
-    return "".join(f"\n  - {item}" for item in [*items[:max_items], *rest])
+    return "".join(f"\n  - {item}" for item in _first(items, 20))

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from braidlm.core.console import progress, warn
-from braidlm.core.decoding.generation import TextStream
-from braidlm.core.decoding.prompts import DEFAULT_PROMPTS, Prompt, read_prompts
+from braidlm.core.decoding.generation import DEFAULT_PROMPTS, Prompt, TextStream, read_prompts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.report.rendering import check_out, write

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from braidlm.core.decoding.generation import encode_prompts
-from braidlm.core.decoding.prompts import Prompt
+from braidlm.core.decoding.generation import Prompt, encode_prompts
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.loading.streams import Subset
 from braidlm.data.packing.packed_data import PackedData, is_packed

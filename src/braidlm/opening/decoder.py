@@ -201,13 +201,8 @@ def _with_gates_in_float32(model: PreTrainedModel, files: Sequence[Path]) -> Pre
     return model
 
 
-def decoder_cost(model: PreTrainedModel, length: int) -> Cost:
-    """The whole decoder's cost at sequences of `length`."""
-    return sum(cost_rows(model, length).values(), Cost())
-
-
 def cost_rows(model: PreTrainedModel, length: int) -> dict[str, Cost]:
-    """The costs of embedding, layers, their gates, what else there is, and head."""
+    """The costs of embedding, layers, their gates, what else there is, and head, at sequences of `length`."""
     parts, config = find_parts(model), model.config.get_text_config()
     used = getattr(config, "num_experts_per_tok", None)
     counts = [getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts")]

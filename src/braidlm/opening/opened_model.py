@@ -117,12 +117,12 @@ class OpenedModel(ABC):
         try:
             tokenizer = self.tokenizer
         except BraidError as error:
-            todo = (
+            raise BraidError(
+                "this model folder has no tokenizer that can be read",
+                str(self.folder),
                 "Put the tokenizer.json that the model was trained with into the folder. (Of a model of transformers: "
-                "`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes it.)"
-            )
-            what = "this model folder has no tokenizer that can be read"
-            raise BraidError(what, str(self.folder), todo) from error
+                "`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes it.)",
+            ) from error
         self.check()
         check_vocabulary(self.vocab_size, tokenizer, str(self.folder))
 

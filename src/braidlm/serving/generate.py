@@ -9,11 +9,19 @@ from typing import Any
 from braidlm.core import console
 from braidlm.core.decoding.decoder import Sampling, TokenDecoder
 from braidlm.core.decoding.early_exits import EarlyExit
-from braidlm.core.decoding.generation import NextToken, continue_text, decoder_for, encode_prompts, next_tokens
-from braidlm.core.decoding.prompts import Prompt, read_prompts
+from braidlm.core.decoding.generation import (
+    NextToken,
+    Prompt,
+    continue_text,
+    decoder_for,
+    encode_prompts,
+    next_tokens,
+    read_prompts,
+)
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.report.rendering import check_file, write_file
+from braidlm.core.files import write_text
+from braidlm.core.report.rendering import FORMATS, check_file
 from braidlm.core.report.report import Report, Table, listed
 from braidlm.model.config.ranges import CountOrZero, Length
 from braidlm.model.config.strict import decode
@@ -185,7 +193,7 @@ def prompt_study(
             on_model(model.name)
         study.models[model.name] = generate(model.folder, texts, *sampled, paths, without, *exits, device)
     if out is not None:
-        write_file(study_report(study), out)
+        write_text(out, FORMATS[Path(out).suffix](study_report(study)))
     return study
 
 

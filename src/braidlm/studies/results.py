@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models.runs import RECIPE, read_history, read_metrics
+from braidlm.core.models.runs import HISTORY, RECIPE, read_metrics, read_records
 from braidlm.core.reading import given_path, read_json, read_yaml
 from braidlm.opening.names import StrPath, find_model, title_of
 from braidlm.studies.study import Role, Study
@@ -145,7 +145,7 @@ class ModelResult:
 def read_run(name: str, folder: Path, recipe: dict[str, Any] | None = None, error: str | None = None) -> ModelResult:
     """What a run folder tells, also of a run that is not finished or that ended with an `error`."""
     recipe = completed(read_yaml(folder / RECIPE)) if recipe is None else recipe
-    records, history = read_metrics(folder), read_history(folder)
+    records, history = read_metrics(folder), read_records(folder / HISTORY)
     starts = [record for record in history if record["kind"] == "start"]
     about, steps = starts[-1] if starts else {}, [record for record in records if record["kind"] == "train"]
     last, speeds = steps[-1] if steps else {}, [record["tokens_per_second"] for record in steps]

@@ -19,7 +19,7 @@ from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import share_of_batch
-from braidlm.opening.decoder import OpenedDecoder, decoder_cost
+from braidlm.opening.decoder import OpenedDecoder, cost_rows
 from braidlm.opening.gated_folders import GATES, gate_tensors, read_adapter, write_adapter_files, write_decoder
 from braidlm.opening.gating import gates_of
 from braidlm.training.features.extra_losses import ExtraLoss
@@ -61,7 +61,7 @@ class TrainableDecoder(Trainable):
         return [module.weight for module in layer_matrices(self.model).values()]  # type: ignore[misc]
 
     def flops_per_token(self, length: int) -> int:
-        return decoder_cost(self.model, length).flops_per_token
+        return sum(cost.flops_per_token for cost in cost_rows(self.model, length).values())
 
     def checkpoint_activations(self) -> None:
         # The other kind of checkpoint gives no gradients to a layer whose input has none, as behind a frozen base.

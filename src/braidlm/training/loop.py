@@ -14,8 +14,7 @@ import torch
 from braidlm.core import console
 from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.devices import explained_out_of_memory
-from braidlm.core.errors import BraidError
-from braidlm.core.interruptions import INTERRUPTIONS, Terminated
+from braidlm.core.errors import INTERRUPTIONS, BraidError, Terminated
 from braidlm.core.models.folders import load_lineage
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.loader import Loader

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -51,14 +51,33 @@ def check_hash(path: Path, lineage: Mapping[str, Any] | None) -> None:
         raise BraidError(what, str(path.parent), todo)
 
 
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, which is read once a process."""
-    return _sha256(*_version(path))
+def _once(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """A function that reads a file once a process; a file of another size or time is another file."""
+
+    @lru_cache(maxsize=512)
+    def read_version(path: Path, size: int, changed: int) -> Any:
+        return read(path)
+
+    def read_once(path: Path) -> Any:
+        status = path.stat()
+        return read_version(path.resolve(), status.st_size, status.st_mtime_ns)
+
+    return read_once
+
+
+file_sha256 = _once(sha256_of)
+"""The SHA-256 of a file, which is read once a process."""
+
+
+@_once
+def _not_finite_in(path: Path) -> list[str]:
+    with safe_open(path, "pt") as file:
+        return not_finite((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
 
 def check_finite(path: Path) -> None:
     """Refuse weights that are not numbers: one of them makes every prediction meaningless, and none says so."""
-    if names := _not_finite_in(*_version(path)):
+    if names := _not_finite_in(path):
         raise not_finite_error(names, str(path.parent))
 
 
@@ -80,20 +99,3 @@ def not_finite_error(names: list[str], where: str) -> BraidError:
     """The error for weights that hold NaN or infinity."""
     todo = "Use an earlier checkpoint; training that diverged needs a smaller learning rate or a longer warmup."
     return BraidError(f"weights are not finite (NaN or infinite): {listed(names)}", where, todo)
-
-
-@lru_cache(maxsize=512)
-def _sha256(path: str, size: int, changed: int) -> str:
-    return sha256_of(path)
-
-
-@lru_cache(maxsize=512)
-def _not_finite_in(path: str, size: int, changed: int) -> list[str]:
-    with safe_open(path, "pt") as file:
-        return not_finite((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
-
-
-def _version(path: Path) -> tuple[str, int, int]:
-    """A file as it is now: another size or time is another file."""
-    status = path.stat()
-    return str(path.resolve()), status.st_size, status.st_mtime_ns

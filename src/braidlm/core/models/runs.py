@@ -44,16 +44,12 @@ def newest_checkpoint(run: Path | str) -> Path | None:
 
 
 def read_metrics(run: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
-    """The records of a run's metrics, of one kind if given; a line cut off by a crash is ignored."""
-    return [record for record in _read_records(Path(run) / METRICS) if kind in (None, record["kind"])]
+    """The records of a run's metrics, of one kind if given."""
+    return [record for record in read_records(Path(run) / METRICS) if kind in (None, record["kind"])]
 
 
-def read_history(run: Path | str) -> list[dict[str, Any]]:
-    """A run's starts (`start`) and errors (`failure`), in their order."""
-    return _read_records(Path(run) / HISTORY)
-
-
-def _read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of metrics or of a run's history; a line cut off by a crash is ignored."""
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         with contextlib.suppress(BraidError):

@@ -63,7 +63,15 @@ def name_points(axes: "Axes", points: Mapping[str, tuple[float, float]], colours
     pixels = axes.figure.dpi / 72  # of a point of text
     shares = ((name, to_share.transform(point)) for name, point in points.items())
     spots: list[Spot] = [(float(x), float(y), name) for name, (x, y) in shares]
-    for column in _columns(spots, [(NAME_OFFSET + LETTER * len(name)) * pixels / plot.width for name in points]):
+    widths = [(NAME_OFFSET + LETTER * len(name)) * pixels / plot.width for name in points]
+    columns: list[list[Spot]] = []  # of names that would overlap if they stood at one height
+    end = -math.inf
+    for spot, width in sorted(zip(spots, widths, strict=True)):
+        if spot[0] > end:
+            columns.append([])
+        columns[-1].append(spot)
+        end = max(end, spot[0] + width)
+    for column in columns:
         column.sort(key=lambda spot: spot[1])
         heights = spread([y for _, y, _ in column], LABEL_GAP)
         # Heights outside the plot are moved into it, and still rise by at least the gap.
@@ -85,18 +93,6 @@ def name_points(axes: "Axes", points: Mapping[str, tuple[float, float]], colours
                 color=colour,
                 va="center",
             )
-
-
-def _columns(spots: Sequence[Spot], widths: Sequence[float]) -> list[list[Spot]]:
-    """Spots in groups whose names, of these widths, would overlap if they stood at one height."""
-    columns: list[list[Spot]] = []
-    end = -math.inf
-    for spot, width in sorted(zip(spots, widths, strict=True)):
-        if spot[0] > end:
-            columns.append([])
-        columns[-1].append(spot)
-        end = max(end, spot[0] + width)
-    return columns
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

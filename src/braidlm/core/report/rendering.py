@@ -322,11 +322,7 @@ FORMATS: dict[str, Callable[[Report], str]] = {
     ".html": html,
     ".csv": lambda report: csv_text(report.tables[0]),
 }
-
-
-def write_file(report: Report, out: Path | str) -> None:
-    """Write a report, or as CSV its first table for programs, as one file in the format of its extension."""
-    write_text(out, FORMATS[Path(out).suffix](report))
+"""How a report is written as one file, by the extension of the file; as CSV, its first table for programs."""
 
 
 def check_file(out: Path | str) -> None:

@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import INTERRUPTIONS, BraidError
 from braidlm.core.files import lock_or_refuse, lock_or_wait, make_folder, write_json, write_text
-from braidlm.core.interruptions import INTERRUPTIONS
 from braidlm.core.reading import read_json, system_error
 from braidlm.data.packing.shards import ShardCounts, pack_shard
 from braidlm.data.sources.plan import ReadOptions, Shard

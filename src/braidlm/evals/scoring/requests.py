@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from tokenizers import Encoding
 
-from braidlm.core.decoding.prompts import pause_tokens
+from braidlm.core.decoding.generation import pause_tokens
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 

@@ -10,8 +10,8 @@ import pytest
 
 from braidlm.cli import list as list_verb
 from braidlm.cli.main import main
+from braidlm.core.errors import Terminated, exit_code, terminable
 from braidlm.core.files import atomic_folder, write_text
-from braidlm.core.interruptions import Terminated, exit_code, terminable
 
 
 def raised_by(number: int) -> Callable[..., None]:
