@@ -73,10 +73,9 @@ def say(message: str) -> None:
 
 def show(message: str) -> None:
     """Print a result, even when quiet; never wrapped, so that it can be piped."""
-    if _document is not None:
-        return
-    _console.file.write(message + "\n")
-    _console.file.flush()
+    if _document is None:
+        _console.file.write(message + "\n")
+        _console.file.flush()
 
 
 def show_json(facts: Any) -> None:

@@ -127,8 +127,7 @@ def _memory_groups() -> list[Path]:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    folder = CGROUPS / own
+    folder = CGROUPS / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
     return [folder, *(parent for parent in folder.parents if parent.is_relative_to(CGROUPS)), CGROUPS / "memory"]
 
 

@@ -65,7 +65,17 @@ def make_final(part: Path, target: Path) -> None:
                 path.chmod(path.stat().st_mode | 0o044)
             _sync(path)
     _sync(part)
-    _replace_folder(part, target)
+    if not target.exists():
+        os.rename(part, target)
+    else:
+        old = part.with_suffix(".old")
+        os.rename(target, old)
+        try:
+            os.rename(part, target)
+        except OSError:
+            os.rename(old, target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
     _sync(target.parent)
 
 
@@ -144,20 +154,6 @@ def make_folder(folder: Path) -> None:
         raise BraidError("a file stands where a folder is needed", str(folder), "Choose another name.") from None
 
 
-def _replace_folder(scratch: Path, target: Path) -> None:
-    if not target.exists():
-        os.rename(scratch, target)
-        return
-    old = scratch.with_suffix(".old")
-    os.rename(target, old)
-    try:
-        os.rename(scratch, target)
-    except OSError:
-        os.rename(old, target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def _remove_leftovers(target: Path) -> None:
     """Clean up after processes that were killed while writing `target`: restore a replaced folder, remove scratch.
 
@@ -192,10 +188,7 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 def try_lock(handle: int) -> bool | None:
-    """Whether the lock of an open file or folder is ours now, until it is closed; None where there are no locks.
-
-    The system releases a lock when its process ends, however it ends.
-    """
+    """Whether the lock of an open file or folder is ours now, until it is closed; None where there are no locks."""
     try:
         import fcntl
 

@@ -49,8 +49,11 @@ def find_parts(model: PreTrainedModel) -> DecoderParts:
     if len(outer) != 1 or head is None:
         raise _not_found(model, depth, lists, outer)
     (name,) = outer
-    around = model.get_submodule(name.rpartition(".")[0])
-    return DecoderParts(lists[name], name, _last_norm(around, width), head, model.get_input_embeddings(), width)
+    around = model.get_submodule(name.rpartition(".")[0]).children()
+    # The last part beside the layers that holds nothing but vectors of the stream's width is the norm.
+    norms = [part for part in around if {tuple(weight.shape) for weight in part.parameters()} == {(width,)}]
+    norm = norms[-1] if norms else nn.Identity()
+    return DecoderParts(lists[name], name, norm, head, model.get_input_embeddings(), width)
 
 
 def check_decoder(config: PretrainedConfig) -> None:
@@ -61,16 +64,6 @@ def check_decoder(config: PretrainedConfig) -> None:
         raise BraidError(f"this is an encoder and a decoder ({name}); gates are for a decoder alone", todo=todo)
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         raise BraidError(f"this is an encoder ({name}), in which tokens see those after them", todo=todo)
-
-
-def _last_norm(around: nn.Module, width: int) -> nn.Module:
-    """The last part beside the layers that holds nothing but vectors of the stream's width."""
-    norm: nn.Module = nn.Identity()
-    for child in around.children():
-        shapes = {tuple(parameter.shape) for parameter in child.parameters()}
-        if shapes == {(width,)}:
-            norm = child
-    return norm
 
 
 def _not_found(model: PreTrainedModel, depth: int, lists: dict[str, nn.ModuleList], found: list[str]) -> BraidError:

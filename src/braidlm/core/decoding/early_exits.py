@@ -92,8 +92,7 @@ def decode_speculatively(
                 logits = decoder.prefill(ids, mask)  # as the plain decoder computes them, step by step
                 for earlier in tokens:
                     logits = decoder.step(earlier)
-                token = sampling.choose(logits, generator)
-            elif index + 1 == count:
+            if doubtful[index] or index + 1 == count:
                 token = sampling.choose(logits, generator)
             else:
                 token, agreed = settle(sampling, logits, drafts[index], predictions[index], generator)

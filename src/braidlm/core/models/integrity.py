@@ -65,8 +65,10 @@ def _once(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return read_once
 
 
-file_sha256 = _once(sha256_of)
-"""The SHA-256 of a file, which is read once a process."""
+@_once
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, which is read once a process."""
+    return sha256_of(path)
 
 
 @_once

@@ -40,7 +40,9 @@ def model_folders_in(parent: Path) -> list[Path]:
 
 def newest_checkpoint(run: Path | str) -> Path | None:
     """The model folder of a run with most training steps, or None; folders being written are ignored."""
-    return max(model_folders_in(Path(run) / CHECKPOINTS), key=_age, default=None)
+    folders = model_folders_in(Path(run) / CHECKPOINTS)
+    # The recorded time of creation decides between equal steps: file times do not survive a copy.
+    return max(folders, key=lambda each: (checkpoint_steps(each), str(_lineage(each).get("created", ""))), default=None)
 
 
 def read_metrics(run: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
@@ -64,19 +66,13 @@ def last_records(run: Path | str) -> dict[str, dict[str, Any]]:
 
 def checkpoint_steps(folder: Path) -> int:
     """The training steps of a checkpoint; 0 where it does not say."""
-    return _age(folder)[0]
+    steps = training_of(_lineage(folder)).get("steps")
+    return steps if isinstance(steps, int) else 0
 
 
 def is_interruption(folder: Path | str) -> bool:
     """Whether a checkpoint was saved only because the run was stopped there; it is no point of a learning curve."""
     return training_of(_lineage(Path(folder))).get("interrupted") is True
-
-
-def _age(folder: Path) -> tuple[int, str]:
-    """Training steps, then the recorded time of creation (file times do not survive a copy)."""
-    lineage = _lineage(folder)
-    steps = training_of(lineage).get("steps")
-    return steps if isinstance(steps, int) else 0, str(lineage.get("created", ""))
 
 
 def _lineage(folder: Path) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from typing import Any, Literal, Self
 
 from braidlm.core.errors import BraidError
 
-Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""{name: (xs, ys)}."""
 Colours = Mapping[str, str]
 """{name: its colour}: the colour that a name has in other charts too."""
 
@@ -25,7 +23,8 @@ Colours = Mapping[str, str]
 class Lines:
     """Named lines, and named horizontal levels to compare them with."""
 
-    series: Series
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    """{name: (xs, ys)}"""
     x_label: str
     y_label: str
     title: str = ""
@@ -80,15 +79,12 @@ class Bars:
         _check([v for v in self.values.values() if not isinstance(v, Mapping) or v], f"chart of {self.value_label}")
 
 
-Shares = Mapping[tuple[str, str], Mapping[str, float]]
-"""{(group, row): {name: share}}."""
-
-
 @dataclass(frozen=True)
 class StackedShares:
     """Shares of a whole as stacked bars: a panel for each {panel: shares}, side by side."""
 
-    panels: Mapping[str, Shares]
+    panels: Mapping[str, Mapping[tuple[str, str], Mapping[str, float]]]
+    """{panel: {(group, row): {name: share}}}"""
     names: Sequence[str]
     """All names, in the order of their colours."""
     neutral: Collection[str] = ()
