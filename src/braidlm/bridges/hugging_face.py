@@ -16,7 +16,7 @@ from braidlm.bridges.rope import older_rope_settings
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
-from braidlm.core.models.card import CARD, exported_card
+from braidlm.core.models.card import CARD, model_card
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.config.braid_config import BraidConfig
@@ -118,7 +118,7 @@ class FolderTarget(ExportTarget):
                 tokenizer.save(folder)
             self.save(tensors, folder)
             write_json(folder / "lineage.json", lineage)
-            write_text(folder / CARD, exported_card(out.name, lineage))
+            write_text(folder / CARD, model_card(out.name, lineage))
 
 
 class TransformersTarget(FolderTarget):

@@ -19,7 +19,7 @@ from braidlm.core.devices import check_weights_fit, weights_bytes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, sha256_of, write_text
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.card import USE, exported_card
+from braidlm.core.models.card import USE, model_card
 from braidlm.core.models.folders import write_lineage
 from braidlm.core.reading import given_path
 from braidlm.edits.account import SOURCE, Account, Fresh, account_table, moved, targets
@@ -169,7 +169,7 @@ def write_gated(
         else:
             hashes = {path.name: sha256_of(path) for path in sorted(scratch.glob("*.safetensors"))}
             written = write_lineage(scratch, None, lineage, {"files": hashes})
-            write_text(scratch / "README.md", f"{exported_card(folder.name, written)}\n## Use\n{USE}\n")
+            write_text(scratch / "README.md", f"{model_card(folder.name, written)}\n## Use\n{USE}\n")
     return folder
 
 

@@ -24,7 +24,7 @@ from braidlm.core.devices import free_memory
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
-from braidlm.core.models.card import CARD, exported_card, licence_record
+from braidlm.core.models.card import CARD, licence_record, model_card
 from braidlm.core.models.folders import GENERATION, errors_of_transformers, load_lineage, versions
 from braidlm.edits.account import SOURCE, Account, Fresh, account_table, from_source
 from braidlm.edits.edit import UNCHANGED, check_promise, probe_ids
@@ -168,7 +168,7 @@ def write_mixtral(plan: MixtralPlan, out: Path, record: dict[str, Any], noise: f
             "versions": versions(),
         }
         write_json(folder / "lineage.json", lineage)
-        write_text(folder / CARD, exported_card(out.name, lineage))
+        write_text(folder / CARD, model_card(out.name, lineage))
 
 
 def _compare(plan: MixtralPlan, folder: Path, promised: bool) -> dict[str, Any]:

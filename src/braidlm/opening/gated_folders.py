@@ -23,7 +23,7 @@ from braidlm.bridges.rope import older_rope_settings
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
-from braidlm.core.models.card import exported_card
+from braidlm.core.models.card import model_card
 from braidlm.core.models.folders import load_lineage, write_lineage
 from braidlm.core.models.integrity import (
     ALLOW_CHANGED,
@@ -125,7 +125,7 @@ def write_adapter_files(
     save_file(tensors, folder / GATES, metadata={"format": "pt"})
     write_json(folder / GATE_CONFIG, encode(adapter))
     record = write_lineage(folder, tokenizer, lineage, {"file": GATES, "sha256": sha256_of(folder / GATES)})
-    write_text(folder / "README.md", f"{exported_card(name, record)}\n## Use\n{USE.format(base=base)}\n")
+    write_text(folder / "README.md", f"{model_card(name, record)}\n## Use\n{USE.format(base=base)}\n")
 
 
 def gate_tensors(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from braidlm.core.devices import check_training_fits, training_plan
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of, write_text
-from braidlm.core.models.card import exported_card
+from braidlm.core.models.card import model_card
 from braidlm.core.models.folders import check_vocabulary, write_lineage
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
@@ -82,7 +82,7 @@ class TrainableDecoder(Trainable):
             return  # gates have written their own lineage and card
         hashes = {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
         record = write_lineage(folder, tokenizer, lineage, {"files": hashes})
-        write_text(folder / "README.md", exported_card(name, record))
+        write_text(folder / "README.md", model_card(name, record))
 
     def read(self, folder: Path) -> None:
         if self.is_whole:

@@ -23,7 +23,7 @@ LINEAGE: dict[str, Any] = {
 
 def card(lineage: dict[str, Any], **architecture: Any) -> str:
     model = tiny_model(**architecture)
-    return model_card("toy", model.config, model, lineage)
+    return model_card("toy", lineage, model)
 
 
 def front_matter(text: str) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_the_cards_advice_reaches_every_stack(recipe: str) -> None:
     pytest.importorskip("peft")
     model = BraidForCausalLM(config_from(recipe, vocab_size=300))
     stacks = [name for name, parameter in model.named_parameters() if parameter.ndim == 3]
-    card = model_card("toy", model.config, model, {})
+    card = model_card("toy", {}, model)
     code = card.split("## Adapters")[1].split("```python\n")[1].split("```")[0]
     variables: dict[str, Any] = {"model": model}
     exec(code, variables)

@@ -12,7 +12,6 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, stage_table
 from braidlm.core.reading import parse_yaml, read_text
 from braidlm.model.compression import untrainable
-from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 CARD = "README.md"
@@ -84,29 +83,17 @@ model = get_peft_model(model, config)
 ```"""
 
 
-def model_card(name: str, config: BraidConfig, model: BraidForCausalLM, lineage: dict[str, Any]) -> str:
-    """The whole page."""
-    has_stacks = any(parameter.ndim == 3 for parameter in model.parameters())
-    sections = [
-        _front_matter(lineage),
-        *_title(name, lineage),
-        _table(("", ""), _facts(config, model)),
-        USE,
-        "## Parts",
-        _table(("part", "layers", "parameters", "active per token"), _parts(model)),
-        *([ADAPTERS] if has_stacks and not untrainable(config.decoded.compression) else []),
-        *_origin(lineage),
-    ]
-    return "\n\n".join(sections) + "\n"
-
-
-def exported_card(name: str, lineage: dict[str, Any]) -> str:
-    """The page of a model in another format, which the models of that format are used as."""
-    return "\n\n".join([_front_matter(lineage), *_title(name, lineage), *_origin(lineage)]) + "\n"
-
-
-def _title(name: str, lineage: dict[str, Any]) -> tuple[str, str]:
-    return f"# {name}", f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}."
+def model_card(name: str, lineage: dict[str, Any], model: BraidForCausalLM | None = None) -> str:
+    """The whole page; without a `model`, that of a folder of another format, which is used as its format is."""
+    made_by = f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}."
+    sections = [_front_matter(lineage), f"# {name}", made_by]
+    if model is not None:
+        parts = _table(("part", "layers", "parameters", "active per token"), _parts(model))
+        sections += [_table(("", ""), _facts(model)), USE, "## Parts", parts]
+        has_stacks = any(parameter.ndim == 3 for parameter in model.parameters())
+        if has_stacks and not untrainable(model.config.decoded.compression):
+            sections.append(ADAPTERS)
+    return "\n\n".join([*sections, *_origin(lineage)]) + "\n"
 
 
 def _origin(lineage: dict[str, Any]) -> Iterator[str]:
@@ -141,8 +128,8 @@ def _front_matter(lineage: dict[str, Any]) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _facts(config: BraidConfig, model: BraidForCausalLM) -> list[tuple[str, Any]]:
-    cost, architecture = model_cost(model), config.decoded
+def _facts(model: BraidForCausalLM) -> list[tuple[str, Any]]:
+    cost, architecture = model_cost(model), model.config.decoded
     forms = ", ".join(choice.kind for choice in architecture.compression)
     return [
         ("parameters", f"{cost.parameters:,}"),
@@ -151,7 +138,7 @@ def _facts(config: BraidConfig, model: BraidForCausalLM) -> list[tuple[str, Any]
         ("forward FLOPs per token", f"{count(float(cost.flops_per_token))} at {architecture.context} tokens"),
         ("width", architecture.width),
         ("stages", ", ".join(f"{s.kind} x {getattr(s.options, 'layers', 1)}" for s in architecture.stages)),
-        ("vocabulary", config.vocab_size),
+        ("vocabulary", model.config.vocab_size),
         ("context", architecture.context),
     ]
 

@@ -79,7 +79,7 @@ def write_model_files(
         model.generation_config.suppress_tokens = [tokenizer.pause_id]  # it was never trained as the next token
     model.save_pretrained(folder, max_shard_size="1000TB")  # a model folder has one file of weights
     record = write_lineage(folder, tokenizer, lineage, {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)})
-    write_text(folder / "README.md", model_card(name, config, model, record))
+    write_text(folder / "README.md", model_card(name, record, model))
 
 
 def write_lineage(
