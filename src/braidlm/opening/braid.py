@@ -26,7 +26,7 @@ from braidlm.opening.opened_model import OpenedModel, find_tokenizer
 import_files("braidlm.bridges.formats")
 
 BRAID = BraidConfig.model_type
-FROM_THE_SOURCE = ("made_by", "recipe_sha256", "training", "sources")
+FROM_THE_SOURCE = ("made_by", "recipe_sha256", "training", "sources", LENGTH)
 """What the lineage of an edited model repeats of its source's."""
 
 
@@ -107,10 +107,8 @@ class OpenedBraid(OpenedModel):
                 "read_as": {link.braid: list(link.foreign) for link in bridged.mappings},
                 **({"ignored": bridged.checkpoint.ignored} if bridged.checkpoint.ignored else {}),
             }
-        lineage = self.lineage or {}
+        lineage = (self.lineage or {}) | {LENGTH: trained_length(self.lineage)}
         known = {key: lineage[key] for key in FROM_THE_SOURCE if lineage.get(key)}
-        if (length := trained_length(lineage)) is not None:
-            known[LENGTH] = length
         return {**self.record(), "format": BRAID, **known}
 
     def check_editable(self) -> None:

@@ -105,12 +105,10 @@ def name_sources(names: Names, any_folder: bool = False) -> dict[str, tuple[Path
 
 def model_folder(source: Path) -> Path:
     """The model folder of what `find_sources` found: itself, or the newest checkpoint of a run."""
-    if is_model_folder(source):
-        return source
-    newest = newest_checkpoint(source)
-    if newest is None:
+    folder = source if is_model_folder(source) else newest_checkpoint(source)
+    if folder is None:
         raise BraidError("this run has no checkpoint yet", str(source), "Let `braid train` go on to its first one.")
-    return newest
+    return folder
 
 
 def title_of(folder: Path) -> str:

@@ -104,19 +104,6 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
     return rows
 
 
-def _ends(config: BraidConfig, rows: list[dict[str, Any]]) -> dict[str, float] | None:
-    """The parameters of embedding and head, and their shares of tables of tokens, where they are fewer than one."""
-    parameters = sum(row["parameters"] for row in rows if row["name"] in ("embedding", "head"))
-    table = config.vocab_size * config.hidden_size
-    if parameters >= table:
-        return None
-    return {
-        "parameters": parameters,
-        "of_tied_tables": parameters / table,
-        "of_untied_tables": parameters / (2 * table),
-    }
-
-
 def cost_facts(cost: Cost, length: int, cached: int, compressed: int | None = None, **others: Any) -> dict[str, Any]:
     """What is told of a model: its cost at sequences of `length`, other facts, and bytes of memory.
 
@@ -147,6 +134,9 @@ def model_facts(model: BraidForCausalLM, length: int | None = None) -> dict[str,
     length = length or config.max_position_embeddings
     forms = [choice.kind for choice in config.decoded.compression]
     stages = stage_table(model, length)
+    ends = sum(row["parameters"] for row in stages if row["name"] in ("embedding", "head"))
+    table = config.vocab_size * config.hidden_size  # of tokens
+    shares = {"parameters": ends, "of_tied_tables": ends / table, "of_untied_tables": ends / (2 * table)}
     return cost_facts(
         model_cost(model, length),
         length,
@@ -157,7 +147,7 @@ def model_facts(model: BraidForCausalLM, length: int | None = None) -> dict[str,
         context=config.max_position_embeddings,
         layers=config.num_hidden_layers,
         stages=stages,
-        ends=_ends(config, stages),
+        ends=shares if ends < table else None,
         compression=forms,
         trainable=not untrainable(config.decoded.compression),
     )

@@ -10,8 +10,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import singledispatch
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -108,16 +107,10 @@ def draw(chart: Chart) -> "Figure":
     with styled():
         # A Figure without pyplot uses Agg and is not registered anywhere, so it need not be closed.
         figure = load_matplotlib().figure.Figure()
-        _draw(chart, figure)
+        DRAWN_BY[type(chart)](chart, figure)
     return figure
 
 
-@singledispatch
-def _draw(chart: Any, figure: "Figure") -> None:
-    raise TypeError(f"{type(chart).__name__} is no chart")
-
-
-@_draw.register(Lines)
 def _lines(chart: Lines, figure: "Figure") -> None:
     axes = _labelled_axes(figure, chart.title, chart.x_label, chart.y_label)
     axes.grid(axis="y")
@@ -152,7 +145,6 @@ def _lines(chart: Lines, figure: "Figure") -> None:
         axes.invert_xaxis()
 
 
-@_draw.register(Points)
 def _points(chart: Points, figure: "Figure") -> None:
     axes = _labelled_axes(figure, "", chart.x_label, chart.y_label)
     axes.grid()
@@ -165,7 +157,6 @@ def _points(chart: Points, figure: "Figure") -> None:
     name_points(axes, chart.points, colours)
 
 
-@_draw.register(Bars)
 def _bars(chart: Bars, figure: "Figure") -> None:
     grouped = {group: v if isinstance(v, Mapping) else {group: v} for group, v in chart.values.items()}
     in_groups = any(isinstance(v, Mapping) for v in chart.values.values())
@@ -205,7 +196,6 @@ def _bars(chart: Bars, figure: "Figure") -> None:
         axes.set_title(chart.title, pad=26)
 
 
-@_draw.register(StackedShares)
 def _shares(chart: StackedShares, figure: "Figure") -> None:
     rows = list(dict.fromkeys(row for shares in chart.panels.values() for row in shares))
     groups = list(dict.fromkeys(group for group, _ in rows))
@@ -245,7 +235,6 @@ def _shares(chart: StackedShares, figure: "Figure") -> None:
     figure.set_figheight(0.5 + above + 0.27 * len(rows) + 0.24 * len(groups))
 
 
-@_draw.register(HeatMaps)
 def _heat_maps(chart: HeatMaps, figure: "Figure") -> None:
     """In one colour: the larger a number, the stronger."""
     largest = max(value for line in chart.maps for one in line for row in one.values for value in row)
@@ -266,6 +255,15 @@ def _heat_maps(chart: HeatMaps, figure: "Figure") -> None:
             axes.set_xticks(*_ticks(one.columns))
             axes.tick_params(labelsize=7)
     figure.colorbar(image, ax=grid, label=chart.scale, fraction=0.03, pad=0.02)
+
+
+DRAWN_BY: dict[type[Chart], Callable[[Any, "Figure"], None]] = {
+    Lines: _lines,
+    Points: _points,
+    Bars: _bars,
+    StackedShares: _shares,
+    HeatMaps: _heat_maps,
+}
 
 
 def _ticks(labels: Sequence[str]) -> tuple[list[int], list[str]]:
