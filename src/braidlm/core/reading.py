@@ -197,16 +197,11 @@ def _loads(text: str) -> Any:
     except RecursionError:
         raise ValueError(too_deep) from None
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            child
-            for node in level
-            if isinstance(node, (dict, list))
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, (dict, list))
-        ]
-        if not level:
+    for _ in range(MAX_DEPTH + 2):
+        containers = [node for node in level if isinstance(node, (dict, list))]
+        if not containers:
             return value
+        level = [child for node in containers for child in (node.values() if isinstance(node, dict) else node)]
     raise ValueError(too_deep)
 
 
