@@ -1,8 +1,10 @@
-"""The tokenizer that model folders and generation work with; `data.tokenizing` has the class."""
+"""What model folders, generation and scoring need of a tokenizer; `data.tokenizing` has the class."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
+
+from braidlm.core.errors import BraidError
 
 
 class Tokenizer(Protocol):
@@ -27,3 +29,11 @@ class Tokenizer(Protocol):
     def pad_id(self) -> int | None: ...
     @property
     def pause_id(self) -> int | None: ...
+
+
+def pause_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
+    """So many pause tokens, which only the tokenizer of a model that was trained with them has."""
+    if count and tokenizer.pause_id is None:
+        what = "this model has no pause token: it was not trained with pauses"
+        raise BraidError(what, todo="Leave out the pauses, or train a model with data.pauses.")
+    return [] if tokenizer.pause_id is None else [tokenizer.pause_id] * count

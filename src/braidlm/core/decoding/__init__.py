@@ -1,1 +1,1 @@
-"""From prompts to text: the decoding loop with its cache, generation, prompt files."""
+"""From prompts to text: the decoding loop with its cache, early exits, prompts and generation."""

@@ -17,7 +17,7 @@ from braidlm.core.decoding.early_exits import SpeculativeDecoder, decode_specula
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.reading import parse_row, read_text
 from braidlm.core.recipes import recipe_root
-from braidlm.core.tokenizer import Tokenizer
+from braidlm.core.tokenizer import Tokenizer, pause_tokens
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -85,14 +85,6 @@ def _from_json(line: str, where: str) -> Prompt:
             kind = "text or a path's number" if key == "domain" else "text"
             raise BraidError(f"'{key}' is to be {kind}, not {json.dumps(value)[:40]}", where)
     return Prompt(row["prompt"] or "", row.get("domain") or None, row.get("name") or "")
-
-
-def pause_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
-    """So many pause tokens, which only the tokenizer of a model that was trained with them has."""
-    if count and tokenizer.pause_id is None:
-        what = "this model has no pause token: it was not trained with pauses"
-        raise BraidError(what, todo="Leave out the pauses, or train a model with data.pauses.")
-    return [] if tokenizer.pause_id is None else [tokenizer.pause_id] * count
 
 
 class TransformersDecoder(TokenDecoder):

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from braidlm.core.decoding.decoder import Sampling, TokenDecoder, decode_tokens
-from braidlm.core.decoding.generation import TextStream, decoder_for, pause_tokens, without_pauses
+from braidlm.core.decoding.generation import TextStream, decoder_for, without_pauses
+from braidlm.core.tokenizer import pause_tokens
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.scoring.forward import TREE_MODEL_TYPES, full_float32

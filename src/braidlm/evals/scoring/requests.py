@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from tokenizers import Encoding
 
-from braidlm.core.decoding.generation import pause_tokens
 from braidlm.core.errors import BraidError
+from braidlm.core.tokenizer import pause_tokens
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 
 Begin = Literal["tokenizer", "bos"]
