@@ -16,8 +16,8 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import WEIGHTS, load_lineage, load_model, read_tokenizer, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.edits.compress import Codes, codes_of_4_bits, codes_of_8_bits
 from braidlm.edits.edit import edit
+from braidlm.edits.quantize import Codes, codes_of_4_bits, codes_of_8_bits
 from braidlm.model.compression import FourBitMatrix, QuantisedMatrix, fixed
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.opening.convert import convert

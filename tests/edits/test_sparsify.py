@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
-from braidlm.edits.compress import two_of_four, without_smallest
 from braidlm.edits.edit import edit
+from braidlm.edits.sparsify import two_of_four, without_smallest
 from tests.edits.small_models import KINDS, model_folder, text_file
 
 

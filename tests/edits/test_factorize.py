@@ -14,8 +14,8 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.edits.compose import compose
-from braidlm.edits.compress import factorised
 from braidlm.edits.edit import edit
+from braidlm.edits.factorize import factorised
 from braidlm.model.compression import FactorisedLinear
 from tests.edits.small_models import KINDS, model_folder, text_file
 from tests.tiny_models import random_ids
