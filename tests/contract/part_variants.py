@@ -26,7 +26,7 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "head": lambda part: {"head": part, "tie_embeddings": part["kind"] == "linear"},
     "initialisation": lambda part: {"initialisation": part},
     "compression": lambda part: {"compression": [{part.pop("kind"): part}]},
-    "projection": lambda part: {"stages": [{"project": {"to": 16, "experts": {"names": 3, **part}}}] * 2},
+    "projection": lambda part: {"stages": [{"project": {"to": 16, "experts": {"names": 3, **part}}}, {"block": {}}]},
     "gate": lambda part: {"stages": [{"block": {"layers": 3}}], "gates": {"kind": part}},
 }
 """Where a part of each kind is in an architecture."""

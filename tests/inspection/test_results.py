@@ -133,7 +133,7 @@ def test_routes_of_a_model_that_knows_letters_from_digits(folders: dict[str, Pat
     model = routes(folders["letters"], prompts).models[0]
     assert model.name == "letters"
     assert [prompt.chosen for prompt in model.prompts] == [["stories"] * 2] * 2 + [["maths"] * 2] * 2
-    assert [prompt.right for prompt in model.prompts] == [2, 2, 2, 2]
+    assert [prompt.path for prompt in model.prompts] == ["stories", "stories", "maths", "maths"]
     last, everything = model.tallies
     assert (last.accuracy, everything.accuracy) == (1.0, pytest.approx(7 / 8))
     assert last.most_informative is not None
@@ -219,7 +219,8 @@ def test_domains_of_other_names(folders: dict[str, Path]) -> None:
     prompts = [Prompt("a", "tales"), Prompt("1", "2"), Prompt("?", "rest")]
     model = routes(folders["letters"], prompts, domains={"tales": "stories", "rest": ""}).models[0]
     assert model.domains == {"tales": "stories", "2": "maths", "rest": None}
-    assert [prompt.right for prompt in model.prompts] == [2, 2, None]
+    assert [prompt.path for prompt in model.prompts] == ["stories", "maths", None]
+    assert [prompt.chosen for prompt in model.prompts[:2]] == [["stories"] * 2, ["maths"] * 2]
     assert model.tallies[0].accuracy == 1.0
     none = routes(folders["random"], [Prompt("a", "tales"), Prompt("1", "sums")]).models[0]
     assert none.tallies[0].accuracy is None
