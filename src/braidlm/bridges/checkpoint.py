@@ -86,11 +86,8 @@ class Checkpoint:
             if tensor.dtype not in FLOATS.values()
         ]
         if problems:
-            raise BraidError(
-                f"the weights are not those of {description}:{bullet_list(problems)}",
-                str(path),
-                "Weights and configuration must come from the same model.",
-            )
+            what = f"the weights are not those of {description}:{bullet_list(problems)}"
+            raise BraidError(what, str(path), "Weights and configuration must come from the same model.")
 
     def read(self, name: str) -> Tensor:
         """One tensor, of finite numbers."""
@@ -136,11 +133,8 @@ def _torch_file(path: Path) -> dict[str, StoredTensor]:
         if isinstance(data, dict):
             named = [f"'{name}' ({type(value).__name__})" for name, value in data.items()]
             contents = ", ".join(named[:12]) or "nothing"
-        raise BraidError(
-            f"which tensors are the model's is not clear in this file: it holds {contents}",
-            str(path),
-            f"Save the model's state dict alone, or under '{STATE_DICT_KEYS[0]}'.",
-        )
+        what = f"which tensors are the model's is not clear in this file: it holds {contents}"
+        raise BraidError(what, str(path), f"Save the model's state dict alone, or under '{STATE_DICT_KEYS[0]}'.")
     # Reading makes a copy, because tensors of one file may share memory.
     return {
         name: StoredTensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.detach().clone)
@@ -164,9 +158,8 @@ def _load_torch_file(path: Path) -> Any:
     except Exception as error:  # torch raises errors of many kinds for files that it cannot read
         first = " ".join(str(error).split()).split(". ")[0]
         why = f"{type(error).__name__}: {first}" if first else type(error).__name__
-        raise BraidError(
-            f"this file is damaged, or torch.save did not write it ({why})", str(path), "Download or copy it again."
-        ) from error
+        what = f"this file is damaged, or torch.save did not write it ({why})"
+        raise BraidError(what, str(path), "Download or copy it again.") from error
 
 
 def _indexed_files(path: Path) -> list[str]:
@@ -186,11 +179,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX_FILE).is_file():
         paths = [folder / name for name in _indexed_files(folder / INDEX_FILE)]
         if missing := [path.name for path in paths if not path.is_file()]:
-            raise BraidError(
-                f"of {len(paths)} files of weights {len(missing)} are not there: {', '.join(missing)}",
-                str(folder),
-                "Download or copy them again.",
-            )
+            what = f"of {len(paths)} files of weights {len(missing)} are not there: {', '.join(missing)}"
+            raise BraidError(what, str(folder), "Download or copy them again.")
         return paths
     if pickles := sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern)):
         raise BraidError(

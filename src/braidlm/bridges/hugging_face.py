@@ -73,9 +73,8 @@ class HuggingFaceBridge(ExportingBridge):
         data = read_config(folder, self.config_class.model_type)
         if "quantization_config" in data:
             method = (data["quantization_config"] or {}).get("quant_method", "an unknown method")
-            raise BraidError(
-                f"the weights are quantised ({method})", str(folder), "Convert the model they were quantised from."
-            )
+            what = f"the weights are quantised ({method})"
+            raise BraidError(what, str(folder), "Convert the model they were quantised from.")
         try:
             return self.config_class.from_dict(data)
         except Exception as error:  # strict configurations raise errors of several libraries

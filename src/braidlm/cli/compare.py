@@ -34,11 +34,8 @@ def run(args: argparse.Namespace) -> None:
     elif len(folders) == 1 + len(others) and not overrides and not args.fresh:
         _gather(args, folders)
     else:
-        raise BraidError(
-            "folders of runs are gathered as they are",
-            ", ".join(folders),
-            "Give only folders, without overrides and --fresh; or only recipes, which are trained.",
-        )
+        todo = "Give only folders, without overrides and --fresh; or only recipes, which are trained."
+        raise BraidError("folders of runs are gathered as they are", ", ".join(folders), todo)
 
 
 def _gather(args: argparse.Namespace, folders: list[str]) -> None:

@@ -44,9 +44,8 @@ def run(args: argparse.Namespace) -> None:
     from braidlm.edits.edit import edit, edits
 
     if args.edit is None:
-        raise BraidError(
-            "there is no kind of edit", todo=f"Name one: {', '.join(edits)}. `braid edit --help` says what each does."
-        )
+        what = "there is no kind of edit"
+        raise BraidError(what, todo=f"Name one: {', '.join(edits)}. `braid edit --help` says what each does.")
     folder = edit(args.edit, **options_of(args, "edit"))
     console.show_json({"model": folder, "source": args.model})
     if folder is not None:

@@ -135,9 +135,8 @@ def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[
     if not models:
         raise BraidError("there is no model", todo="`braid eval MODEL ... TASK ...`: name a model folder or a run.")
     if not tasks and not harness:
-        raise BraidError(
-            "there is no task", todo=f"Name one or several (`braid list tasks` says what they are): {', '.join(known)}."
-        )
+        what = "there is no task"
+        raise BraidError(what, todo=f"Name one or several (`braid list tasks` says what they are): {', '.join(known)}.")
     return models, tasks
 
 

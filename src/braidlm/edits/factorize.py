@@ -76,11 +76,8 @@ class Factorize(Edit):
                     factors[matrix.tensor] = own
                 advance(done, "")
         if not factors:
-            raise BraidError(
-                "no matrix has fewer parameters as a product of two",
-                source.title,
-                "Keep less energy, or choose a lower rank.",
-            )
+            what = "no matrix has fewer parameters as a product of two"
+            raise BraidError(what, source.title, "Keep less energy, or choose a lower rank.")
         ranks = {m.address: factors[m.tensor].rank for m in matrices if m.tensor in factors}
         config = compressed_config(source, {"low_rank": {"ranks": ranks}})
         derived: dict[str, Derived] = {}

@@ -102,22 +102,18 @@ class Insert(Edit):
 
     def _check(self, source: OpenedBraid, modules: list[Modules], grown: list[Modules]) -> None:
         if not modules:
-            raise BraidError(
-                "this model has no experts in its blocks: there is no router that could choose new modules",
-                source.title,
-                "Train a model with experts: `feed: {experts: 16}` or `attention: {experts: 8}` in its blocks.",
-            )
+            what = "this model has no experts in its blocks: there is no router that could choose new modules"
+            todo = "Train a model with experts: `feed: {experts: 16}` or `attention: {experts: 8}` in its blocks."
+            raise BraidError(what, source.title, todo)
         if not grown:
             there = modules[0].part
             raise BraidError(f"this model has no {self.parts} experts", source.title, f"It has --parts {there}.")
         for one in modules:
             closed = [name for name, opening in one.openings(source).items() if opening < 1]
             if closed:
-                raise BraidError(
-                    f"modules that were inserted before are not open yet: {', '.join(closed)}",
-                    one.address,
-                    "Train the model first: `training.opening` is the share of a training that opens them.",
-                )
+                what = f"modules that were inserted before are not open yet: {', '.join(closed)}"
+                todo = "Train the model first: `training.opening` is the share of a training that opens them."
+                raise BraidError(what, one.address, todo)
         for one in grown:
             if taken := [name for name in self.names if name in one.names]:
                 advice = "Choose another --name."

@@ -63,11 +63,8 @@ def matrices_of(source: OpenedBraid, patterns: Sequence[str]) -> list[Matrix]:
     free = {a: m for a, m in named if type(m) in LINEAR and "router" not in a.split(".")}
     for pattern in patterns:
         if not any(fnmatchcase(address, pattern) for address in free):
-            raise BraidError(
-                f"no linear layer is called '{pattern}'",
-                source.title,
-                f"There are {', '.join(list(free)[:4])} and {max(0, len(free) - 4)} more.",
-            )
+            todo = f"There are {', '.join(list(free)[:4])} and {max(0, len(free) - 4)} more."
+            raise BraidError(f"no linear layer is called '{pattern}'", source.title, todo)
     return [
         Matrix(a, source.info.saved(f"{BODY}{a}.weight"), *sizes_of(layer), getattr(layer, "stack", None))
         for a, layer in free.items()

@@ -84,11 +84,9 @@ def plan_mixtral(source: OpenedModel, experts: int, top_k: int) -> MixtralPlan:
     if len(kinds := sorted(set(getattr(config, "layer_types", None) or ()))) > 1:
         problems.append(f"layers have attention of several types ({', '.join(kinds)}); Mixtral has one for all")
     if problems:
-        raise BraidError(
-            f"Mixtral cannot express this {bridge.title}:{bullet_list(problems)}",
-            str(source.folder / "config.json"),
-            "With `--to braid` the result is a Braid model, which can express more.",
-        )
+        what = f"Mixtral cannot express this {bridge.title}:{bullet_list(problems)}"
+        todo = "With `--to braid` the result is a Braid model, which can express more."
+        raise BraidError(what, str(source.folder / "config.json"), todo)
     checkpoint = bridge.open_checkpoint(source.folder)
     notes = bridge.resolve_tied_head(config, checkpoint)
     checkpoint.check(bridge.target_of(config).shapes, f"the {bridge.title} that config.json describes", source.folder)

@@ -101,10 +101,8 @@ class Layer:
 def check_uncompressed(info: ModelInfo) -> None:
     """Refuse a model that names matrices by their addresses, which an edit of its layers may change."""
     if info.architecture.compression:
-        raise BraidError(
-            "matrices of this model are compressed, and this edit changes layers one by one",
-            todo="Edit the model before its matrices are compressed: factorize and quantize come last.",
-        )
+        todo = "Edit the model before its matrices are compressed: factorize and quantize come last."
+        raise BraidError("matrices of this model are compressed, and this edit changes layers one by one", todo=todo)
 
 
 def layers_of(info: ModelInfo) -> list[Layer]:
@@ -114,11 +112,9 @@ def layers_of(info: ModelInfo) -> list[Layer]:
     for number, (choice, stage) in enumerate(zip(info.architecture.stages, info.model.model.stages, strict=True)):
         options = encode(choice.options)
         if options.get("share") is not None:
-            raise BraidError(
-                "the layers of this stage share weights, and this edit changes layers one by one",
-                f"stages.{number}",
-                "Edit the model before its layers share: `braid edit share` comes last.",
-            )
+            what = "the layers of this stage share weights, and this edit changes layers one by one"
+            todo = "Edit the model before its layers share: `braid edit share` comes last."
+            raise BraidError(what, f"stages.{number}", todo)
         if not isinstance(stage, BlockStage):
             layers.append(Layer(choice.kind, options, f"model.stages.{number}"))
             continue

@@ -103,10 +103,8 @@ class Prune(Edit):
             for address, used in usage.items():
                 kept[address] = [i for i in kept[address] if used[i] > 0 and used[i] >= self.threshold]
                 if not kept[address]:
-                    raise BraidError(
-                        f"no module of {address} reaches the threshold {self.threshold:g}",
-                        todo=f"Its most used has {used.max().item():.3g}: choose a lower threshold.",
-                    )
+                    what = f"no module of {address} reaches the threshold {self.threshold:g}"
+                    raise BraidError(what, todo=f"Its most used has {used.max().item():.3g}: choose a lower threshold.")
             return kept
         assert self.keep is not None
         total = left = source.info.parameters
@@ -138,11 +136,8 @@ def _silenced(source: OpenedBraid, one: Modules, dropped: Sequence[int]) -> list
     openings = one.openings(source)
     gone = {i: openings.get(one.names[i], 1.0) for i in dropped}
     if opening := [one.names[i] for i, share in gone.items() if 0 < share < 1]:
-        raise BraidError(
-            f"these modules were inserted and are not open yet: {', '.join(opening)}",
-            one.address,
-            "Train the model on first: `training.opening` is the share of a training that opens them.",
-        )
+        todo = "Train the model on first: `training.opening` is the share of a training that opens them."
+        raise BraidError(f"these modules were inserted and are not open yet: {', '.join(opening)}", one.address, todo)
     return [i for i, share in gone.items() if share]
 
 

@@ -142,11 +142,8 @@ class Select(Edit):
                 why = f"none meets it (the largest change is {changes[largest]:+.4f} nats, at layer {largest})"
             else:
                 why = "none has moved from zero, or none changes the perplexity"
-            raise BraidError(
-                f"by the rule {self.rule} every gate would go: {why}",
-                opened.title,
-                "Choose another rule, a lower --threshold, or --keep N; `--keep 0` takes all gates away.",
-            )
+            todo = "Choose another rule, a lower --threshold, or --keep N; `--keep 0` takes all gates away."
+            raise BraidError(f"by the rule {self.rule} every gate would go: {why}", opened.title, todo)
 
         def quality() -> Quality:
             result = bits_per_byte(model, opened, text)

@@ -70,11 +70,9 @@ class Upcycle(Edit):
         if self.to == "braid" or (self.to is None and kind not in MIXTRAL_SOURCES):
             return super().apply(model, out, record, dry_run)
         if kind not in MIXTRAL_SOURCES:
-            raise BraidError(
-                f"this folder holds a '{kind}' model; {' and '.join(MIXTRAL_SOURCES)} become Mixtral",
-                str(model.folder),
-                "Leave out `--to mixtral`; or write a Llama folder first, with `braid convert MODEL --to llama`.",
-            )
+            what = f"this folder holds a '{kind}' model; {' and '.join(MIXTRAL_SOURCES)} become Mixtral"
+            todo = "Leave out `--to mixtral`; or write a Llama folder first, with `braid convert MODEL --to llama`."
+            raise BraidError(what, str(model.folder), todo)
         plan = plan_mixtral(model, self.experts, self.top_k)
         plan.notes.extend(self._notes())
         plan.notes.append("other trainers than Braid's add the balance loss only with `output_router_logits=True`")
@@ -93,9 +91,8 @@ class Upcycle(Edit):
         known = source.info.tensors
         origins = {n: from_source(n) if n in known else _origin(n, self.experts) for n in targets(model)}
         if not any(name not in known for name in origins):
-            raise BraidError(
-                f"no feed-forward part of this model can become experts:{bullet_list(dense)}", source.title
-            )
+            what = f"no feed-forward part of this model can become experts:{bullet_list(dense)}"
+            raise BraidError(what, source.title)
         notes = [*source.notes, *(f"stays as it is: {text}" for text in dense), *self._notes()]
         before, after = model_cost(source.info.model), model_cost(model)
         title = (

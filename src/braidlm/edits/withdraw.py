@@ -83,11 +83,8 @@ class Withdraw(Edit):
         if not path_names(source.info.model):
             raise BraidError("this is one model, and no average of several", source.title)
         if not isinstance(head, AverageHead):
-            raise BraidError(
-                "only a model of an average can be withdrawn for good: other joins have learned from all their paths",
-                source.title,
-                "Switch it off (`--paths`), or compose again without it.",
-            )
+            what = "only a model of an average can be withdrawn for good: other joins have learned from all their paths"
+            raise BraidError(what, source.title, "Switch it off (`--paths`), or compose again without it.")
         if shared := _shared(source.info):
             raise BraidError(
                 "a model can be withdrawn only where the models share no part, as after `braid compose --join average`,"
@@ -100,11 +97,8 @@ class Withdraw(Edit):
                 raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, head.names)}", source.title)
         kept = [index for index, name in enumerate(head.names) if name not in self.paths]
         if not self.paths or not kept:
-            raise BraidError(
-                "name the models that leave; at least one must stay",
-                source.title,
-                f"There are {', '.join(head.names)}.",
-            )
+            what = "name the models that leave; at least one must stay"
+            raise BraidError(what, source.title, f"There are {', '.join(head.names)}.")
         return kept
 
 

@@ -66,10 +66,8 @@ def evaluate(
     `settings` are for tasks that use them; `out` is a folder for results, which also caches them.
     """
     if isinstance(data, Mapping):
-        raise BraidError(
-            "data is the folder in which every task looks for its data, and a mapping was given",
-            todo=f"The data of single tasks is called data_of: data_of={dict(data)!r}.",
-        )
+        what = "data is the folder in which every task looks for its data, and a mapping was given"
+        raise BraidError(what, todo=f"The data of single tasks is called data_of: data_of={dict(data)!r}.")
     settings = settings or Settings()
     if not tasks and not harness:
         raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
@@ -203,17 +201,12 @@ def _evaluate_task(folder: OpenedModel, task: _OpenedTask, model: EvaluatedModel
 def check_runs(task: str, folders: Sequence[OpenedModel]) -> None:
     """Refuse a task of runs for single models, and for runs with too few checkpoints or unknown amounts of training."""
     if any(folder.run is None for folder in folders):
-        raise BraidError(
-            f"'{task}' judges a run by all of its checkpoints",
-            todo="Give run folders, or folders of checkpoints, and --all-checkpoints (all_checkpoints=True).",
-        )
+        todo = "Give run folders, or folders of checkpoints, and --all-checkpoints (all_checkpoints=True)."
+        raise BraidError(f"'{task}' judges a run by all of its checkpoints", todo=todo)
     for run, count in Counter(folder.run for folder in folders).items():
         if count < MIN_CHECKPOINTS:
             raise BraidError(f"'{task}' needs {MIN_CHECKPOINTS} checkpoints or more, and there are {count}", run)
     for folder in folders:
         if not folder.words:
-            raise BraidError(
-                "this checkpoint does not say on how many words it was trained",
-                str(folder.folder),
-                "Name checkpoints as the BabyLM challenge does: chck_1M, chck_2M, ...",
-            )
+            todo = "Name checkpoints as the BabyLM challenge does: chck_1M, chck_2M, ..."
+            raise BraidError("this checkpoint does not say on how many words it was trained", str(folder.folder), todo)

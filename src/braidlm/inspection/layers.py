@@ -76,11 +76,9 @@ def routing_modules(model: nn.Module) -> list[RoutingModule]:
 
 def no_choices(where: str | None = None) -> BraidError:
     """The error for a model that chooses nothing."""
-    return BraidError(
-        "this model has no parallel stage and no experts; there is nothing to choose between",
-        where,
-        "Give a model with some: `braid compose A B --out M`, or a recipe with a `parallel` stage or experts.",
-    )
+    what = "this model has no parallel stage and no experts; there is nothing to choose between"
+    todo = "Give a model with some: `braid compose A B --out M`, or a recipe with a `parallel` stage or experts."
+    return BraidError(what, where, todo)
 
 
 K = TypeVar("K")

@@ -98,11 +98,9 @@ class DataSource:
         facts = data.manifest
         if facts.tokenizer != tokenizer.fingerprint:
             differing = differences(tokenizer, load_tokenizer(data.tokenizer_folder))
-            raise BraidError(
-                f"this data set was packed with another tokenizer than the model's: {'; '.join(differing)}",
-                self.where,
-                "Give the text itself, or pack it again with `braid prepare SOURCE --tokenizer MODEL --out DIR`.",
-            )
+            what = f"this data set was packed with another tokenizer than the model's: {'; '.join(differing)}"
+            todo = "Give the text itself, or pack it again with `braid prepare SOURCE --tokenizer MODEL --out DIR`."
+            raise BraidError(what, self.where, todo)
         share = Subset() if self.held_out is None else Subset(1.0 - self.held_out, 1.0)
         for number in share.choose(facts.documents):
             ids = data.tokens[data.document_starts[number] : data.document_starts[number + 1]].tolist()
@@ -137,11 +135,8 @@ def right_paths(
         if path_of.get(name) == "":  # the user says that no path is right
             continue
         if wanted is None:
-            raise BraidError(
-                f"the domain '{name}' is no path of this model.{did_you_mean(name, paths)}",
-                where,
-                f"Say which path should know it: `--domains {name}=PATH`, or `--domains {name}=` if none should.",
-            )
+            todo = f"Say which path should know it: `--domains {name}=PATH`, or `--domains {name}=` if none should."
+            raise BraidError(f"the domain '{name}' is no path of this model.{did_you_mean(name, paths)}", where, todo)
         right[name] = paths[int(wanted) - 1] if wanted.isdecimal() else wanted
     return right
 

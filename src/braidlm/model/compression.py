@@ -192,10 +192,8 @@ class QuantisedMatrix(nn.Module):
     def rounded(self, x: Tensor) -> Tensor:
         """The inputs of a product: with `dynamic` each token's are rounded to 8 bits, by a factor of its own."""
         if self.training and torch.is_grad_enabled():
-            raise BraidError(
-                "a quantised model cannot be trained: its weights are whole numbers",
-                todo="Train the model that it was made of, then quantise the result. To predict, call model.eval().",
-            )
+            todo = "Train the model that it was made of, then quantise the result. To predict, call model.eval()."
+            raise BraidError("a quantised model cannot be trained: its weights are whole numbers", todo=todo)
         if not self.dynamic:
             return x
         scale = (x.detach().abs().amax(-1, keepdim=True) / 127).clamp_min(torch.finfo(x.dtype).tiny)

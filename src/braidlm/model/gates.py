@@ -134,11 +134,8 @@ class GatesConfig:
                 width_in, width = width, getattr(layer, "width_out", width)
                 if number in (self.layers or ()):
                     if width != width_in:
-                        raise BraidError(
-                            f"layer {number} changes the stream's width, from {width_in} to {width}: no gate fits it",
-                            "gates.layers",
-                            "List the other layers.",
-                        )
+                        what = f"layer {number} changes the stream's width, from {width_in} to {width}: no gate fits it"
+                        raise BraidError(what, "gates.layers", "List the other layers.")
                     layers[index] = gated(layer, make_gate(self.kind, width))
             width = stage.width_out
 

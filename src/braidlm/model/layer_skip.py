@@ -80,10 +80,8 @@ def check_exit(stages: nn.ModuleList, width: int, layer: int) -> None:
     """Refuse a layer after which the stream cannot go to the head."""
     exits = exit_layers(stages, width)
     if layer not in exits:
-        raise BraidError(
-            f"the model cannot be left after layer {layer}",
-            todo=f"The stream has the head's width, {width}, after layers {', '.join(map(str, exits)) or 'none'}.",
-        )
+        todo = f"The stream has the head's width, {width}, after layers {', '.join(map(str, exits)) or 'none'}."
+        raise BraidError(f"the model cannot be left after layer {layer}", todo=todo)
 
 
 def cache_slots(stages: nn.ModuleList, last: int) -> int:

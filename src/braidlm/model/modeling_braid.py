@@ -142,9 +142,8 @@ class BraidModel(BraidPreTrainedModel):
         if attentions:
             for name, part in self.named_modules():
                 if hasattr(part, "cache_slot") and not getattr(part, "records_weights", False):
-                    raise BraidError(
-                        f"{type(part).__name__} has no attention weights to show", name, "Leave out output_attentions."
-                    )
+                    what = f"{type(part).__name__} has no attention weights to show"
+                    raise BraidError(what, name, "Leave out output_attentions.")
         return LayerRecord([] if hidden_states else None, [] if attentions else None)
 
     def stream(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
@@ -200,10 +199,8 @@ class BraidModel(BraidPreTrainedModel):
         time, device, dtype = hidden.shape[1], hidden.device, compute_dtype(hidden)
         # transformers' static caches return entries that are not filled yet.
         if getattr(cache, "is_compileable", False):
-            raise BraidError(
-                "Braid models do not support transformers' static caches",
-                todo="Leave out cache_implementation; `braid generate` has a fixed cache of its own.",
-            )
+            todo = "Leave out cache_implementation; `braid generate` has a fixed cache of its own."
+            raise BraidError("Braid models do not support transformers' static caches", todo=todo)
         if getattr(cache, "layers", None):
             # A head that reads the text keeps what it found behind the attentions, also of a pass that ends early.
             last = None if self.head_slots else self.exit_layer
@@ -236,10 +233,8 @@ class BraidModel(BraidPreTrainedModel):
         """Refuse texts of more tokens than there are positions."""
         limit = self.positions.limit
         if limit is not None and length > limit:
-            raise BraidError(
-                f"{length} tokens are more than the model's {limit} learned positions",
-                todo="Shorten the text, or train with a longer `context` or with `positions: rope`.",
-            )
+            what = f"{length} tokens are more than the model's {limit} learned positions"
+            raise BraidError(what, todo="Shorten the text, or train with a longer `context` or with `positions: rope`.")
 
 
 class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):

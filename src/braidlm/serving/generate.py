@@ -222,9 +222,8 @@ def _check_model(model: OpenedModel, prompts: Sequence[str], pauses: int, early_
     for prompt, ids in zip(prompts, encoded, strict=True):
         if limit is not None and len(ids) >= limit:
             excerpt = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
-            raise BraidError(
-                f"the prompt {excerpt!r} has {len(ids)} tokens, and the model's limit is {limit}", str(model.folder)
-            )
+            what = f"the prompt {excerpt!r} has {len(ids)} tokens, and the model's limit is {limit}"
+            raise BraidError(what, str(model.folder))
     _warn_of_long_prompts(model, encoded)
 
 

@@ -161,10 +161,8 @@ def check_same_batches(recipes: Mapping[str, LoadedRecipe]) -> None:
     different = differences({name: _what_makes_batches(loaded.recipe, cut) for name, loaded in recipes.items()})
     if different:
         lines = [f"{path}: {_listed(values)}" for path, values in different.items()]
-        raise BraidError(
-            "\n  ".join(["these recipes would not see the same batches:", *lines]),
-            todo="Nothing was started. An override is for all recipes, so that `KEY=VALUE` makes them equal.",
-        )
+        todo = "Nothing was started. An override is for all recipes, so that `KEY=VALUE` makes them equal."
+        raise BraidError("\n  ".join(["these recipes would not see the same batches:", *lines]), todo=todo)
 
 
 def _what_makes_batches(recipe: Recipe, cut: bool) -> dict[str, Any]:

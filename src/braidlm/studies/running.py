@@ -224,11 +224,8 @@ def _made(
         if is_same and is_made_of(out, sources, options):
             return out
         if is_run(out):  # somebody's training
-            raise BraidError(
-                "a run stands where an edited model should be: this step was trained before, and is not any more",
-                str(out),
-                "Remove the folder, or give the step another name.",
-            )
+            what = "a run stands where an edited model should be: this step was trained before, and is not any more"
+            raise BraidError(what, str(out), "Remove the folder, or give the step another name.")
         shutil.rmtree(out)  # a model was trained again since, or the recipe changed
     console.say(f"\n{said}")
     with console.silence():  # its account of every tensor is in the lineage, and the study trains what is fresh

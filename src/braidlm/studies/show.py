@@ -221,10 +221,8 @@ def _check_recipe(name: str) -> None:
         if len(Path(name).parts) > 1 and Path(name).parent.is_dir():
             find_sources(name)  # an error that suggests the nearest name
         hint = did_you_mean(name, [known for known, _ in list_recipes()])
-        raise BraidError(
-            f"there is no recipe and no folder '{name}'.{hint}",
-            todo="`braid list recipes` shows the recipes that come with Braid; a recipe of your own is FILE.yaml.",
-        ) from error
+        todo = "`braid list recipes` shows the recipes that come with Braid; a recipe of your own is FILE.yaml."
+        raise BraidError(f"there is no recipe and no folder '{name}'.{hint}", todo=todo) from error
 
 
 def _is_folder(x: str | Path) -> bool:

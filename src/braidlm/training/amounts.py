@@ -62,9 +62,8 @@ def parse_amount(text: Any, unit: str = "steps") -> dict[str, Any]:
     """The count and unit of an amount such as `10M words`; `unit` is the default."""
     match = _AMOUNT.match(str(text))
     if match is None:
-        raise BraidError(
-            f"'{text}' is not an amount", todo="Write for example `500 steps`, `2.5M tokens`, `10M words`."
-        )
+        what = f"'{text}' is not an amount"
+        raise BraidError(what, todo="Write for example `500 steps`, `2.5M tokens`, `10M words`.")
     number, multiple, given = match.groups()
     unit = given.lower().rstrip("s") + "s" if given else unit
     value = Fraction(number.replace("_", "").rstrip(".")) * _MULTIPLES[multiple.lower()]  # floats would miss 2.3M

@@ -137,11 +137,9 @@ def plan_decoder_run(recipe: Recipe, device: torch.device) -> str:
     if source.context is not None:
         check_length(source.context, recipe.data.length)
     if source.has_gates and source.has_lora and not _trains_base(training):
-        raise BraidError(
-            "this folder holds gates and LoRA adapters that were trained together",
-            str(source.folder),
-            "training.train=all trains on from it, and makes a whole model of it.",
-        )
+        what = "this folder holds gates and LoRA adapters that were trained together"
+        todo = "training.train=all trains on from it, and makes a whole model of it."
+        raise BraidError(what, str(source.folder), todo)
     model = source.skeleton(weights_dtype(training, device))
     freeze_decoder(model, source, training)
     if training.lora is not None:

@@ -67,11 +67,9 @@ class Adapter(Lora):
         self.has_banks = bool(stacked)
         self.adapted = f"matrices: {len(single)}, banks: {len(stacked)}"
         if self.has_banks and config.dropout:
-            raise BraidError(
-                "adapters of banks (experts, parallel paths) cannot have dropout: peft adds them to the weights",
-                "training.lora.dropout",
-                "Leave it at 0, or choose other matrices with training.lora.targets.",
-            )
+            what = "adapters of banks (experts, parallel paths) cannot have dropout: peft adds them to the weights"
+            todo = "Leave it at 0, or choose other matrices with training.lora.targets."
+            raise BraidError(what, "training.lora.dropout", todo)
         super().__init__(model, names, config)
 
     def summary(self) -> str:
@@ -122,11 +120,8 @@ def check_same_base(folder: Path, base: dict[str, Any]) -> None:
     """Refuse adapters or gates of a folder that were trained on another model than this one, as in a lineage."""
     sources = (load_lineage(folder) or {}).get("sources") or []
     if sources and base not in sources:
-        raise BraidError(
-            "the model that these adapters were trained on has changed since",
-            str(folder),
-            "Go on with the model that it was, or begin a new run with another folder (out=DIR).",
-        )
+        todo = "Go on with the model that it was, or begin a new run with another folder (out=DIR)."
+        raise BraidError("the model that these adapters were trained on has changed since", str(folder), todo)
 
 
 def layer_matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
@@ -151,16 +146,11 @@ def _chosen(model: BraidForCausalLM, config: LoraTrainingConfig) -> list[str]:
         with errors_at(TARGETS):
             names = choose_names(list(matrices(model)), config.targets)
         if taken := [name for name in names if name in shared]:
-            raise BraidError(
-                f"layers share these matrices, and no adapter of one layer can be merged into them: {listed(taken)}",
-                TARGETS,
-                "Choose others, or let layers share with a LoRA of each: `braid edit share MODEL --lora 8`.",
-            )
+            what = f"layers share these matrices, and no adapter of one layer can be merged into them: {listed(taken)}"
+            todo = "Choose others, or let layers share with a LoRA of each: `braid edit share MODEL --lora 8`."
+            raise BraidError(what, TARGETS, todo)
     trained = [name for name in names if model.get_submodule(name).weight.requires_grad]
     if not trained:
-        raise BraidError(
-            "every matrix that could have an adapter is frozen, by training.freeze or by the model's own `frozen`",
-            TARGETS,
-            "Take parts out of training.freeze, or choose other matrices.",
-        )
+        what = "every matrix that could have an adapter is frozen, by training.freeze or by the model's own `frozen`"
+        raise BraidError(what, TARGETS, "Take parts out of training.freeze, or choose other matrices.")
     return trained

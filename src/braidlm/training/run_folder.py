@@ -61,11 +61,8 @@ def _check_links(folder: Path, entries: tuple[str, ...]) -> None:
     inside = [folder / name for name in entries]
     for path in (folder, *inside, *(item for entry in inside if entry.is_dir() for item in sorted(entry.iterdir()))):
         if path.is_symlink() and not path.exists():
-            raise BraidError(
-                f"this link leads to nothing ({os.readlink(path)})",
-                str(path),
-                "Restore what it pointed to, or remove the link; then run the same command again.",
-            )
+            todo = "Restore what it pointed to, or remove the link; then run the same command again."
+            raise BraidError(f"this link leads to nothing ({os.readlink(path)})", str(path), todo)
 
 
 def identity(recipe: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

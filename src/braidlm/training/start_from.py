@@ -100,20 +100,16 @@ def load_start(start: OpenedBraid, loaded: LoadedRecipe, data: OpenData) -> Brai
 def check_not_quantised(architecture: Architecture, where: str) -> None:
     """Refuse a model whose weights are whole numbers, which training cannot change."""
     if kinds := untrainable(architecture.compression):
-        raise BraidError(
-            f"this model is quantised ({', '.join(kinds)}), and whole numbers cannot be trained",
-            where,
-            "Train the model that it was made of, and quantise the result: `braid edit quantize`.",
-        )
+        what = f"this model is quantised ({', '.join(kinds)}), and whole numbers cannot be trained"
+        todo = "Train the model that it was made of, and quantise the result: `braid edit quantize`."
+        raise BraidError(what, where, todo)
 
 
 def check_length(context: int, length: int) -> None:
     """Refuse sequences that are longer than the model's context."""
     if length > context:
-        raise BraidError(
-            f"data.length is {length} and the model's context only {context}",
-            todo="Raise model.context or lower data.length.",
-        )
+        what = f"data.length is {length} and the model's context only {context}"
+        raise BraidError(what, todo="Raise model.context or lower data.length.")
 
 
 def check_same_tokenizer(start: Path, own: BraidTokenizer, other: BraidTokenizer) -> None:
@@ -158,11 +154,8 @@ def train_gates_alone(model: PreTrainedModel) -> None:
     """Freeze everything but the gates of a decoder or of a Braid model."""
     gates = gates_of(model)
     if not gates:
-        raise BraidError(
-            "training.train is gates, and the model has none",
-            model.name_or_path or None,
-            "Add some: `braid edit gate MODEL --out DIR`, and name that folder.",
-        )
+        todo = "Add some: `braid edit gate MODEL --out DIR`, and name that folder."
+        raise BraidError("training.train is gates, and the model has none", model.name_or_path or None, todo)
     model.requires_grad_(False)
     for gate in gates.values():
         gate.requires_grad_(True)

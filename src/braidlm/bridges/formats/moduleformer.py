@@ -140,11 +140,8 @@ class ModuleFormerBridge(ExportingBridge):
         elif config_file is not None:
             data, where = read_json(config_file), config_file
         else:
-            raise BraidError(
-                "the tensors do not say how many modules a token uses, nor how many heads a module has",
-                str(path),
-                "Give IBM's configuration with `--config FILE.json`.",
-            )
+            what = "the tensors do not say how many modules a token uses, nor how many heads a module has"
+            raise BraidError(what, str(path), "Give IBM's configuration with `--config FILE.json`.")
         known = {field.name for field in fields(ModuleFormerConfig)}
         return {name: value for name, value in data.items() if name in known}, where
 

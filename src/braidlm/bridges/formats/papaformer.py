@@ -164,10 +164,9 @@ class Structure:
         heads = {name: getattr(config, name) for name in widths}
         if missing := [name for name, number in heads.items() if number is None]:
             example = ", ".join(f'"{name}": 4' for name in heads)
-            raise BraidError(
-                f"the tensors do not say how many heads attention has ({' and '.join(missing)})",
-                todo=f"Say it in a JSON file, `--config`: {{{example}}}. In the paper a head has 32 channels.",
-            )
+            what = f"the tensors do not say how many heads attention has ({' and '.join(missing)})"
+            todo = f"Say it in a JSON file, `--config`: {{{example}}}. In the paper a head has 32 channels."
+            raise BraidError(what, todo=todo)
         for name, width in widths.items():
             if width % (2 * heads[name]):
                 divided = f"a width of {width} does not divide into heads of an even size"
@@ -218,11 +217,8 @@ class PaPaformerBridge(Bridge):
         with errors_at(str(path)):
             structure = Structure(checkpoint.shapes)
         if problems := structure.contradictions(config):
-            raise BraidError(
-                f"this configuration contradicts the tensors of {path.name}:{bullet_list(problems)}",
-                where,
-                "Weights and configuration must come from the same model.",
-            )
+            what = f"this configuration contradicts the tensors of {path.name}:{bullet_list(problems)}"
+            raise BraidError(what, where, "Weights and configuration must come from the same model.")
         with errors_at(where):
             heads = structure.heads(config)
         architecture = {

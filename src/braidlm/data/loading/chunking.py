@@ -66,11 +66,9 @@ class Chunking:
         """Refuse a stream that is shorter than one chunk."""
         if len(stream) < length + 1:
             part = "" if stream.subset.is_whole else " in the chosen part"
-            raise BraidError(
-                f"the data set has {len(stream)} tokens{part}, but a chunk of length {length} needs {length + 1}",
-                f"data set '{stream.name}' ({stream.data.folder})",
-                f"Prepare more text, or choose a length of at most {max(len(stream) - 1, 0)}.",
-            )
+            what = f"the data set has {len(stream)} tokens{part}, but a chunk of length {length} needs {length + 1}"
+            todo = f"Prepare more text, or choose a length of at most {max(len(stream) - 1, 0)}."
+            raise BraidError(what, f"data set '{stream.name}' ({stream.data.folder})", todo)
 
 
 class ShuffledChunking(Chunking):

@@ -95,9 +95,8 @@ class DataSetConfig:
                 f"{both}"
             )
         if self.path is not None and self.answer is not None:
-            raise BraidError(
-                "`answer` has no effect on a packed folder", todo="Pack it with `braid prepare SOURCE --answer NAME`."
-            )
+            what = "`answer` has no effect on a packed folder"
+            raise BraidError(what, todo="Pack it with `braid prepare SOURCE --answer NAME`.")
         if self.folder is not None and self.validation is not None:
             raise BraidError("`folder` brings its own text to validate on; leave out `validation`, or give `source`")
 

@@ -25,9 +25,6 @@ def documents_of_half(sizes: Iterable[int], half: Half, where: str) -> list[int]
         if filled >= BLOCK_BYTES:
             turn, filled = 1 - turn, 0
     if len(set(turns)) < 2:
-        raise BraidError(
-            f"the held-out text is too short for two halves: they are blocks of {BLOCK_BYTES:,} bytes in turn",
-            where,
-            "Hold out more text, or leave out `half`.",
-        )
+        what = f"the held-out text is too short for two halves: they are blocks of {BLOCK_BYTES:,} bytes in turn"
+        raise BraidError(what, where, "Hold out more text, or leave out `half`.")
     return [number for number, turn in enumerate(turns) if turn == get_args(Half).index(half)]

@@ -165,10 +165,8 @@ class Loader:
                 f"{self.global_rows} now"
             )
         if problems:
-            raise BraidError(
-                with_changes("the saved position belongs to other data", problems),
-                todo="Resume with the data and the settings of the run that was saved, or begin another: name=NAME.",
-            )
+            todo = "Resume with the data and the settings of the run that was saved, or begin another: name=NAME."
+            raise BraidError(with_changes("the saved position belongs to other data", problems), todo=todo)
         places = [state["places"][name] for name in self.names]
         # Earlier versions, which knew no parts, saved the epoch and the chunk.
         self._positions = [StreamPosition(*(p if len(p) > 2 else (*p, 0, float(p[0])))) for p in places]
@@ -214,11 +212,8 @@ class Loader:
         """The data set of each row in every batch: the shares of the mix, rounded to whole rows."""
         kind = self.chunking.as_dict()["kind"]
         if self._mix_config.curriculum:
-            raise BraidError(
-                f"with chunking '{kind}' each row reads one data set, so its share cannot change during the training",
-                "mix.curriculum",
-                "Give `weights`, or use chunking 'contiguous'.",
-            )
+            what = f"with chunking '{kind}' each row reads one data set, so its share cannot change during the training"
+            raise BraidError(what, "mix.curriculum", "Give `weights`, or use chunking 'contiguous'.")
         shares = self._mixture.shares(0.0)
         rows, _ = assign_rows(self.global_rows, shares, [0.0] * len(shares))
         for index, name in enumerate(self.names):
@@ -302,20 +297,16 @@ def check_streams(streams: Sequence[TokenStream], chunking: Chunking, length: in
         if len(stream.parts) > 1:
             _check_parts(stream, chunking, length)
         if stream.data.manifest.tokenizer != first.data.manifest.tokenizer:
-            raise BraidError(
-                f"data sets '{first.name}' and '{stream.name}' were prepared with different tokenizers",
-                todo="Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`.",
-            )
+            what = f"data sets '{first.name}' and '{stream.name}' were prepared with different tokenizers"
+            todo = "Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`."
+            raise BraidError(what, todo=todo)
 
 
 def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
     """Refuse an order that leaves too little for a chunk, or an epoch that is no part of it."""
     if chunking.words_per_epoch is not None:
-        raise BraidError(
-            "an order of documents is read to its end, and `words_per_epoch` ends epochs before",
-            "data.chunking",
-            "Leave it out, or use data.order=shuffled.",
-        )
+        what = "an order of documents is read to its end, and `words_per_epoch` ends epochs before"
+        raise BraidError(what, "data.chunking", "Leave it out, or use data.order=shuffled.")
     for number, part in enumerate(stream.parts, 1):
         if len(part) < length + 1:
             raise BraidError(

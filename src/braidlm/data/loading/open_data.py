@@ -78,11 +78,9 @@ def _validation(
         return None
     held_out = Subset(1.0 - data_set.holdout, 1.0, data_set.subset.seed)
     if not len(held_out.choose(data.manifest.documents)):
-        raise BraidError(
-            f"{data_set.holdout:g} of {data.manifest.documents} documents is none to validate on",
-            f"data.sets.{name}.holdout",
-            "Raise it, name other text as `validation`, or set it to 0 to train without validation.",
-        )
+        what = f"{data_set.holdout:g} of {data.manifest.documents} documents is none to validate on"
+        todo = "Raise it, name other text as `validation`, or set it to 0 to train without validation."
+        raise BraidError(what, f"data.sets.{name}.holdout", todo)
     return TokenStream(data, held_out, name)
 
 

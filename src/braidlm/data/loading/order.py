@@ -197,21 +197,16 @@ class ByField(Order):
         for shard in plan_shards(origin["sources"], options).shards:
             if not shard.format.has_rows:
                 with_fields = [kind for kind in FORMATS if FORMATS[kind].has_rows]
-                raise BraidError(
-                    f"documents of this source have no fields, and the order is by the field '{name}'",
-                    f"{where} ({shard.source})",
-                    f"Give it as one of {', '.join(with_fields)}, or choose another data.order.",
-                )
+                what = f"documents of this source have no fields, and the order is by the field '{name}'"
+                todo = f"Give it as one of {', '.join(with_fields)}, or choose another data.order."
+                raise BraidError(what, f"{where} ({shard.source})", todo)
             fields = shard.format.documents(shard, replace(options, fields=(name,), answer=None))
             for text, number in zip(shard.format.documents(shard, options), fields, strict=True):
                 if text.strip():  # the others were not packed
                     numbers.append(_number(number, name, shard.source, len(numbers)))
         if len(numbers) != data.manifest.documents:
-            raise BraidError(
-                f"the source has {len(numbers):,} documents now, and {data.manifest.documents:,} were packed",
-                where,
-                "Prepare it again, all of it.",
-            )
+            what = f"the source has {len(numbers):,} documents now, and {data.manifest.documents:,} were packed"
+            raise BraidError(what, where, "Prepare it again, all of it.")
         return np.array(numbers)[stream.chosen]
 
 
@@ -263,11 +258,8 @@ class OrderedStream(TokenStream):
         # A part ends with the document that completes its share of the tokens.
         self.bounds = np.where(shares > 0, np.searchsorted(ends, shares - 0.5) + 1, 0)
         if (self.bounds[:, 0] >= self.bounds[:, 1]).any():
-            raise BraidError(
-                f"its {self.documents:,} documents cannot be divided into {len(self.bounds)} parts of equal size",
-                f"data set '{self.name}'",
-                "Divide them into fewer parts (`data.order.pacing`).",
-            )
+            what = f"its {self.documents:,} documents cannot be divided into {len(self.bounds)} parts of equal size"
+            raise BraidError(what, f"data set '{self.name}'", "Divide them into fewer parts (`data.order.pacing`).")
         self.parts = [self.of_documents(order.documents[begin:end]) for begin, end in self.bounds]
 
     def fingerprint(self) -> dict[str, Any]:

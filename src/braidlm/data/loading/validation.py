@@ -66,11 +66,8 @@ def validation_windows(
     """Rows of `length` over the first whole documents that fit into `max_tokens` (at least one document)."""
     end, words, size = stream.first_documents(max_tokens)
     if not end or not size:
-        raise BraidError(
-            "there is nothing to validate on: the documents are empty",
-            f"data set '{stream.name}' ({stream.data.folder})",
-            "Name a data set with text.",
-        )
+        what = "there is nothing to validate on: the documents are empty"
+        raise BraidError(what, f"data set '{stream.name}' ({stream.data.folder})", "Name a data set with text.")
     bounds, tokens = np.array([0, end]), end
     if stream.has_prompts:
         bounds = stream.document_bounds[: int(np.searchsorted(stream.document_bounds, end)) + 1]

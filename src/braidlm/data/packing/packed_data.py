@@ -179,10 +179,7 @@ def _read_manifest(folder: Path) -> Manifest:
         raise BraidError(what, str(folder), "Make a packed data set with `braid prepare SOURCE --out DIR`.")
     facts = read_json(folder / MANIFEST)
     if facts.get("format") != FORMAT:
-        raise BraidError(
-            f"this data set has format {facts.get('format')}; this version of Braid reads format {FORMAT}",
-            str(folder),
-            "Run `braid prepare` again.",
-        )
+        what = f"this data set has format {facts.get('format')}; this version of Braid reads format {FORMAT}"
+        raise BraidError(what, str(folder), "Run `braid prepare` again.")
     with errors_at(str(folder / MANIFEST)):
         return decode(Manifest, facts)

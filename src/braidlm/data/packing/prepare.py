@@ -119,11 +119,8 @@ def _finished(out: Path, key: str, replace: bool) -> PackedData | None:
         if data.manifest.source.get("key") == key:
             return data
     if not replace:
-        raise BraidError(
-            "this data set exists already and was made from other sources or options",
-            str(out),
-            "Choose another `--out`, or pass `--replace` to put the new one in its place.",
-        )
+        what = "this data set exists already and was made from other sources or options"
+        raise BraidError(what, str(out), "Choose another `--out`, or pass `--replace` to put the new one in its place.")
     return None
 
 
@@ -186,11 +183,8 @@ def named_sources(sources: Sequence[str]) -> dict[str, list[str]] | None:
     sets: dict[str, list[str]] = {}
     for source, match in zip(sources, matches, strict=True):
         if match is None:
-            raise BraidError(
-                "this source has no name, and others have",
-                source,
-                "Give every source as NAME=SOURCE to make several data sets, or none to make one.",
-            )
+            todo = "Give every source as NAME=SOURCE to make several data sets, or none to make one."
+            raise BraidError("this source has no name, and others have", source, todo)
         sets.setdefault(match[1], []).append(match[2])
     return sets
 
@@ -209,9 +203,8 @@ def prepare_sets(
     """
     out = Path(out).expanduser()
     if is_packed(out):
-        raise BraidError(
-            "this is one data set, and several were to be put into it", str(out), "Choose another `--out`."
-        )
+        what = "this is one data set, and several were to be put into it"
+        raise BraidError(what, str(out), "Choose another `--out`.")
     for name in sets:
         check_folder_name("the name of a data set", name)
     packed: dict[str, PackedData] = {}

@@ -66,16 +66,12 @@ def choose_tokenizer(
         existing = load_tokenizer(tokenizer)
         existing = existing if special_tokens is None else existing.with_roles(special)
     if existing is not None and vocab_size is not None and vocab_size != existing.vocab_size:
-        raise BraidError(
-            f"a vocabulary of {vocab_size} was asked for, and '{tokenizer}' has {existing.vocab_size} tokens",
-            todo="Leave the size out, or use `--tokenizer bpe` to train a tokenizer of that size.",
-        )
+        what = f"a vocabulary of {vocab_size} was asked for, and '{tokenizer}' has {existing.vocab_size} tokens"
+        raise BraidError(what, todo="Leave the size out, or use `--tokenizer bpe` to train a tokenizer of that size.")
     if existing is not None and (begin or space_before != "nothing"):
         asked = "--begin" if begin else "--space-before"
-        raise BraidError(
-            "only a tokenizer that is trained here can be told how texts begin",
-            todo=f"Leave out `{asked}`: '{tokenizer}' begins texts as its own files say.",
-        )
+        what = "only a tokenizer that is trained here can be told how texts begin"
+        raise BraidError(what, todo=f"Leave out `{asked}`: '{tokenizer}' begins texts as its own files say.")
     sample_bytes = int(sample_mb * MEGABYTE)
     return TokenizerChoice(existing, special, vocab_size or DEFAULT_VOCAB_SIZE, sample_bytes, begin, space_before)
 

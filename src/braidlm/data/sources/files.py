@@ -94,9 +94,8 @@ def open_bytes(path: str) -> Iterator[BinaryIO]:
             reader = _READERS.get(Path(path).suffix.lower())
             yield raw if reader is None else cast(BinaryIO, io.BufferedReader(reader(raw), BUFFER))
         except DAMAGED as error:
-            raise BraidError(
-                f"this compressed file is damaged or cut off ({error})", path, "Download or make it again."
-            ) from None
+            what = f"this compressed file is damaged or cut off ({error})"
+            raise BraidError(what, path, "Download or make it again.") from None
         except OSError as error:
             raise system_error(error, path) from error
 
@@ -202,8 +201,5 @@ def _decoded_lines(file: BinaryIO, shard: Shard, options: ReadOptions) -> Iterat
         while part := text.readline(BLOCK):
             yield part.encode("utf-8")
     except UnicodeError as error:
-        raise BraidError(
-            f"this is not {options.encoding.upper()} text ({error})",
-            shard.source,
-            "Name the file's encoding with `--encoding`; `--errors replace` puts � in place of what cannot be read.",
-        ) from None
+        todo = "Name the file's encoding with `--encoding`; `--errors replace` puts � in place of what cannot be read."
+        raise BraidError(f"this is not {options.encoding.upper()} text ({error})", shard.source, todo) from None

@@ -88,9 +88,8 @@ class ReadOptions:
         try:
             codecs.lookup(self.encoding)
         except LookupError:
-            raise BraidError(
-                f"unknown encoding '{self.encoding}'", todo="For example utf-8, latin-1, utf-16."
-            ) from None
+            what = f"unknown encoding '{self.encoding}'"
+            raise BraidError(what, todo="For example utf-8, latin-1, utf-16.") from None
 
     def facts(self) -> dict[str, Any]:
         """The options as plain data; of answers and sections only where there are any: earlier versions had none."""
@@ -203,9 +202,8 @@ def from_first_word(document: Iterator[str], where: str) -> Iterator[str] | None
 
 def too_much_blank(where: str) -> BraidError:
     """The error for white space that would take too much memory."""
-    return BraidError(
-        f"there are more than {MAX_BLANK >> 20} MB of white space in a row", where, "This is no text: leave it out."
-    )
+    what = f"there are more than {MAX_BLANK >> 20} MB of white space in a row"
+    return BraidError(what, where, "This is no text: leave it out.")
 
 
 def missing_package(package: str, purpose: str) -> BraidError:

@@ -89,7 +89,6 @@ def _files(options: ReadOptions) -> dict[str, int]:
             sizes[file.relative_to(folder).as_posix()] = file.stat().st_size
     files = [(name, size) for name, size in sorted(sizes.items()) if size]
     if not files:
-        raise BraidError(
-            "this Python has no source files of its standard library", str(folder), "Name a folder of Python files."
-        )
+        what = "this Python has no source files of its standard library"
+        raise BraidError(what, str(folder), "Name a folder of Python files.")
     return dict(files[options.first : options.first + options.documents])

@@ -63,11 +63,8 @@ def check_answers(plan: ShardPlan, options: ReadOptions) -> None:
     """Refuse answers in sources whose documents have no fields: all of their text would be trained."""
     for shard in plan.shards:
         if options.answer is not None and not shard.format.has_fields(shard.source):
-            raise BraidError(
-                f"documents of this source have no fields, and the field '{options.answer}' is to be the answer",
-                shard.source,
-                "Questions with answers are JSONL, parquet or Hub data sets.",
-            )
+            what = f"documents of this source have no fields, and the field '{options.answer}' is to be the answer"
+            raise BraidError(what, shard.source, "Questions with answers are JSONL, parquet or Hub data sets.")
 
 
 def _expand(source: str, skipped: list[str]) -> list[tuple[str, str]]:
@@ -84,9 +81,8 @@ def _expand(source: str, skipped: list[str]) -> list[tuple[str, str]]:
 
 def no_documents(where: str | None = None) -> BraidError:
     """The error for a source without text."""
-    return BraidError(
-        "there are no documents in it, only empty ones or none", where, "Check the source and its fields."
-    )
+    what = "there are no documents in it, only empty ones or none"
+    return BraidError(what, where, "Check the source and its fields.")
 
 
 def check_utf8(path: str) -> None:
@@ -109,11 +105,9 @@ def _expand_path(source: str, skipped: list[str]) -> list[tuple[str, str]]:
         return _known_files([Path(file) for file in sorted(glob.glob(str(path), recursive=True))], source, skipped)
     names = [name for kind in FORMATS for name in FORMATS[kind].names]
     near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise BraidError(
-        f"there is no such file, folder or corpus.{did_you_mean(path.name, [*near, *names]) if near else ''}",
-        source,
-        f"Sources are files, folders, globs, hub:NAME for a Hub data set, and the corpora {', '.join(names)}.",
-    )
+    what = f"there is no such file, folder or corpus.{did_you_mean(path.name, [*near, *names]) if near else ''}"
+    todo = f"Sources are files, folders, globs, hub:NAME for a Hub data set, and the corpora {', '.join(names)}."
+    raise BraidError(what, source, todo)
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

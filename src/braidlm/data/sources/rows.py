@@ -209,11 +209,8 @@ def hub_library(where: str, todo: str) -> Iterator[Any]:
     try:
         yield datasets
     except ConnectionError as error:
-        raise BraidError(
-            f"the Hub cannot be reached ({type(error).__name__})",
-            where,
-            "Check the connection, or download the data set's files and give their folder.",
-        ) from None
+        todo = "Check the connection, or download the data set's files and give their folder."
+        raise BraidError(f"the Hub cannot be reached ({type(error).__name__})", where, todo) from None
     except (ValueError, OSError) as error:
         raise BraidError(f"this data set cannot be opened: {_first_line(error)}", where, todo) from None
 
@@ -224,11 +221,8 @@ def _first_line(error: Exception) -> str:
 
 def row_too_long(where: str) -> BraidError:
     """The error for a row that would take too much memory."""
-    return BraidError(
-        f"this row has more than {MAX_ROW_BYTES // 1_000_000} MB",
-        where,
-        "Divide it into several, or put its text into a text file (`--separator file`), which may have any length.",
-    )
+    todo = "Divide it into several, or put its text into a text file (`--separator file`), which may have any length."
+    return BraidError(f"this row has more than {MAX_ROW_BYTES // 1_000_000} MB", where, todo)
 
 
 def document_of(row: Mapping[str, Any], options: ReadOptions, where: str) -> Piece:
@@ -293,9 +287,8 @@ def _text_of(row: Mapping[str, Any], name: str, options: ReadOptions, where: str
         return str(value)
     inside = f" Its fields: {', '.join(map(str, value))}." if isinstance(value, Mapping) else ""
     kind = {dict: "an object", list: "a list", bool: "true or false"}.get(type(value), type(value).__name__)
-    raise BraidError(
-        f"the field '{name}' holds {kind}, not text.{inside}", where, "Choose another with `--field NAME`."
-    )
+    what = f"the field '{name}' holds {kind}, not text.{inside}"
+    raise BraidError(what, where, "Choose another with `--field NAME`.")
 
 
 def _without_surrogates(text: str, options: ReadOptions, where: str) -> str:
@@ -304,8 +297,7 @@ def _without_surrogates(text: str, options: ReadOptions, where: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError:
         if options.errors == "strict":
-            raise BraidError(
-                "a text holds half a character (a lone surrogate)", where, "`--errors replace` puts � in its place."
-            ) from None
+            what = "a text holds half a character (a lone surrogate)"
+            raise BraidError(what, where, "`--errors replace` puts � in its place.") from None
         return text.encode("utf-16", "surrogatepass").decode("utf-16", options.errors)
     return text

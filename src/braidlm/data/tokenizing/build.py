@@ -57,11 +57,8 @@ def load_tokenizer(source: str | Path) -> BraidTokenizer:
     if path.is_file():
         return _from_file(path, path.with_name("tokenizer_config.json"))
     if path.suffix == ".json" or path.is_absolute() or str(source).startswith(".") or str(source).count("/") > 1:
-        raise BraidError(
-            "there is no tokenizer here",
-            str(source),
-            "Give a folder with a tokenizer.json, 'bytes', 'bpe' to train one, or a name on the Hub such as 'gpt2'.",
-        )
+        todo = "Give a folder with a tokenizer.json, 'bytes', 'bpe' to train one, or a name on the Hub such as 'gpt2'."
+        raise BraidError("there is no tokenizer here", str(source), todo)
     return _from_hub(str(source))
 
 
@@ -145,10 +142,8 @@ def _from_hub(name: str) -> BraidTokenizer:
             return _from_file(tokenizer, config or tokenizer.with_name("none"))
         vocab, merges = fetch("vocab.json"), fetch("merges.txt")
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        raise BraidError(
-            f"there is no folder or file '{name}', and no model of that name on the Hub",
-            todo="Check the spelling; for a private model log in with `hf auth login`.",
-        ) from None
+        what = f"there is no folder or file '{name}', and no model of that name on the Hub"
+        raise BraidError(what, todo="Check the spelling; for a private model log in with `hf auth login`.") from None
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
         raise BraidError(
             f"there is no folder or file '{name}', and the Hub cannot be reached ({type(error).__name__})",
@@ -156,10 +151,8 @@ def _from_hub(name: str) -> BraidTokenizer:
             "tokenizer.json and tokenizer_config.json into a folder and give that.",
         ) from None
     if vocab is None or merges is None:
-        raise BraidError(
-            f"'{name}' has no fast tokenizer (no tokenizer.json) on the Hub",
-            todo="Convert it with transformers: `AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)`.",
-        )
+        todo = "Convert it with transformers: `AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)`."
+        raise BraidError(f"'{name}' has no fast tokenizer (no tokenizer.json) on the Hub", todo=todo)
     return _from_vocab_and_merges(vocab, merges, config or vocab.with_name("none"))
 
 
@@ -184,10 +177,8 @@ def train_bpe(
     """
     min_size = 256 + len(special_tokens)
     if vocab_size < min_size:
-        raise BraidError(
-            f"a vocabulary of {vocab_size} is too small for a byte-level BPE",
-            todo=f"Choose at least {min_size}: 256 bytes and {len(special_tokens)} special tokens.",
-        )
+        what = f"a vocabulary of {vocab_size} is too small for a byte-level BPE"
+        raise BraidError(what, todo=f"Choose at least {min_size}: 256 bytes and {len(special_tokens)} special tokens.")
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space_before != "nothing", use_regex=True)
     backend.decoder = decoders.ByteLevel()

@@ -145,10 +145,8 @@ def _count(positions: np.ndarray, starts: np.ndarray) -> np.ndarray:
     spans = np.maximum(np.searchsorted(starts, positions, side="right") - 1, 0)
     counts = np.bincount(spans, minlength=len(starts))
     if counts.max(initial=0) > MAX_WORDS_PER_TOKEN:
-        raise BraidError(
-            f"this tokenizer has tokens that stand for more than {MAX_WORDS_PER_TOKEN} words",
-            todo="It leaves most of this text unknown: choose another (`--tokenizer bpe` trains one on it).",
-        )
+        todo = "It leaves most of this text unknown: choose another (`--tokenizer bpe` trains one on it)."
+        raise BraidError(f"this tokenizer has tokens that stand for more than {MAX_WORDS_PER_TOKEN} words", todo=todo)
     return counts.astype(np.uint8)
 
 
@@ -193,9 +191,8 @@ class Packer:
         targets = (token_ends > np.repeat(prompt_bytes if in_bytes else prompts, counts)).astype(np.uint8)
         kept = counts > 0
         if not kept.all() and not all(ends):
-            raise BraidError(
-                "the tokenizer gives no tokens at all for a part of a long text", todo="Choose another tokenizer."
-            )
+            what = "the tokenizer gives no tokens at all for a part of a long text"
+            raise BraidError(what, todo="Choose another tokenizer.")
         ending = np.array(ends) & kept
         if (eos := self.tokenizer.eos_id) is not None:
             positions = np.cumsum(counts)[ending]

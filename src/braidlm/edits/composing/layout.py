@@ -125,10 +125,8 @@ def full_width_block(path: PathModel, width: int) -> tuple[dict[str, Any], str]:
             even = path.architecture.positions.kind == "rope"
             sizes = [each for each in _divisors(width) if not (even and each % 2)]
             if not sizes:
-                raise BraidError(
-                    f"a width of {width} does not divide into heads of an even size, which rotary positions need",
-                    todo="Compose without full-width blocks: `--blocks 0`.",
-                )
+                what = f"a width of {width} does not divide into heads of an even size, which rotary positions need"
+                raise BraidError(what, todo="Compose without full-width blocks: `--blocks 0`.")
             size = min(sizes, key=lambda each: (abs(each - attention["head_dim"]), -each))
             heads = width // size
         remarks.append(f"{heads} heads of {size}")

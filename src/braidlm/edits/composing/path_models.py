@@ -87,10 +87,8 @@ def name_paths(models: Sequence[OpenedBraid], names: Sequence[str] | None) -> li
     if twice := [folder for folder in folders if folders.count(folder) > 1]:
         raise BraidError("this path is listed twice", str(twice[0]), "A model can be one path of another only once.")
     if names is not None and len(names) != len(models):
-        raise BraidError(
-            f"{len(names)} names were given for {len(models)} paths",
-            todo="Give each path a name with `--names`, or none.",
-        )
+        what = f"{len(names)} names were given for {len(models)} paths"
+        raise BraidError(what, todo="Give each path a name with `--names`, or none.")
     names = [_valid(one.title) for one in models] if names is None else list(names)
     for name in sorted(names):
         if names.count(name) > 1:
@@ -112,11 +110,9 @@ def check_tokenizers(models: Sequence[OpenedBraid], names: Sequence[str]) -> Non
     """All models must have the same tokenizer; checked before a tensor is read."""
     for one, name in zip(models[1:], names[1:], strict=True):
         if differing := differences(models[0].tokenizer, one.tokenizer):
-            raise BraidError(
-                f"'{names[0]}' and '{name}' have different tokenizers: {'; '.join(differing)}",
-                str(one.folder),
-                "Train paths on data prepared with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`.",
-            )
+            what = f"'{names[0]}' and '{name}' have different tokenizers: {'; '.join(differing)}"
+            todo = "Train paths on data prepared with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`."
+            raise BraidError(what, str(one.folder), todo)
 
 
 def check_alone(path: PathModel, where: str, averaged: bool) -> None:
@@ -125,11 +121,8 @@ def check_alone(path: PathModel, where: str, averaged: bool) -> None:
     architecture = path.architecture
     other = [f"stage {i} is '{stage.kind}'" for i, stage in enumerate(architecture.stages) if stage.kind != "block"]
     if other:
-        raise BraidError(
-            f"a path is made of `block` stages only, and here {', '.join(other)}",
-            where,
-            "Compose models that were trained alone.",
-        )
+        what = f"a path is made of `block` stages only, and here {', '.join(other)}"
+        raise BraidError(what, where, "Compose models that were trained alone.")
     problems = [] if averaged else path.plain.unequal_blocks()
     if architecture.gates is not None:
         problems.append("it has gates, each of which belongs to a layer: compose first, then add gates")
@@ -276,10 +269,8 @@ def averaged_ends(paths: Sequence[PathModel], join: Choice) -> dict[str, Any]:
 def check_no_layout(**options: object) -> None:
     """Refuse options of a layout that averaging does not have."""
     if given := [name for name, value in options.items() if value is not None]:
-        raise BraidError(
-            f"models that are averaged stay as they are: {', '.join(given)} cannot be chosen",
-            todo="Leave it out, or choose another join, such as shared_linear.",
-        )
+        what = f"models that are averaged stay as they are: {', '.join(given)} cannot be chosen"
+        raise BraidError(what, todo="Leave it out, or choose another join, such as shared_linear.")
 
 
 @torch.no_grad()

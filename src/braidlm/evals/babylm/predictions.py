@@ -68,11 +68,8 @@ def check_babylm_tasks(names: Sequence[str], all_checkpoints: bool) -> None:
     if not any(name in required for name in expand(names)):
         suites = "babylm_fast and aoa" if all_checkpoints else "babylm_full and glue_babylm"
         kind = "the checkpoints of a run" if all_checkpoints else "a finished model"
-        raise BraidError(
-            f"none of these tasks is for the BabyLM leaderboard: {', '.join(names) or 'there are none'}",
-            "--leaderboard",
-            f"Of {kind} it wants {suites}.",
-        )
+        what = f"none of these tasks is for the BabyLM leaderboard: {', '.join(names) or 'there are none'}"
+        raise BraidError(what, "--leaderboard", f"Of {kind} it wants {suites}.")
 
 
 def write_babylm_results(

@@ -46,10 +46,8 @@ def make_classifier(model: Any, outputs: int) -> nn.Module:
         with contextlib.suppress(ValueError):  # raised where transformers has no classifier of this type
             classifier = AutoModelForSequenceClassification.from_config(config)
     if not hasattr(classifier, HEAD):
-        raise BraidError(
-            f"transformers has no classifier for models of type '{config.model_type}'",
-            todo="Fine-tune a Braid model, or one of a type that has (GPT-2, Llama, OPT, GPT-NeoX and others).",
-        )
+        todo = "Fine-tune a Braid model, or one of a type that has (GPT-2, Llama, OPT, GPT-NeoX and others)."
+        raise BraidError(f"transformers has no classifier for models of type '{config.model_type}'", todo=todo)
     classifier.base_model.load_state_dict(model.base_model.state_dict())
     classifier.requires_grad_(True)
     head = getattr(model, "head", None)

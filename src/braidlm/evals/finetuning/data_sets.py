@@ -178,11 +178,9 @@ def layout_of(data_set: DataSet, path: Path) -> Files:
         raise BraidError(f"there is no data of {data_set.task} here", str(folder), f"It is {', or '.join(names)}.")
     files, absent = partial[0]
     present = files.train if absent == files.valid else files.valid
-    raise BraidError(
-        f"{present} is here, and {absent} is not: {data_set.task} needs examples to learn from and examples to judge",
-        str(folder),
-        f"Put {absent} beside it, or give another folder with `--data {data_set.task}=FOLDER`.",
-    )
+    what = f"{present} is here, and {absent} is not: {data_set.task} needs examples to learn from and examples to judge"
+    todo = f"Put {absent} beside it, or give another folder with `--data {data_set.task}=FOLDER`."
+    raise BraidError(what, str(folder), todo)
 
 
 def read_examples(data_set: DataSet, path: Path, files: Files) -> Examples:

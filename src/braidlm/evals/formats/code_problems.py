@@ -47,18 +47,14 @@ class CodeProblems(TaskItems[Problem]):
     def check(self, settings: Settings) -> None:
         """Refuse settings that would fail later, before any model runs."""
         if not settings.allow_code_execution:
-            raise BraidError(
-                "this task runs programs that the model writes, and that has not been allowed",
-                "code execution",
-                "Say `--allow-code-execution`: they run in a sandbox, and the documentation says what it enforces.",
-            )
+            what = "this task runs programs that the model writes, and that has not been allowed"
+            todo = "Say `--allow-code-execution`: they run in a sandbox, and the documentation says what it enforces."
+            raise BraidError(what, "code execution", todo)
         self.items[0].prompt(settings.shots)
         _sampling(settings)
         if settings.code_temperature == 0 and settings.code_samples > 1:
-            raise BraidError(
-                f"at temperature 0 all {settings.code_samples} samples of a problem are the same",
-                todo="Take one sample (`--code-samples 1`), or a temperature above 0.",
-            )
+            what = f"at temperature 0 all {settings.code_samples} samples of a problem are the same"
+            raise BraidError(what, todo="Take one sample (`--code-samples 1`), or a temperature above 0.")
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """pass@1 in percent, the mean over languages; pass@10 and pass@100 beside it where there are samples enough."""

@@ -129,11 +129,8 @@ def open_harness(name: str, folder: Path | str | None = None, shots: int | None 
         ) from error
     for task in loaded["tasks"].values():
         if getattr(task, "UNSAFE_CODE", False):
-            raise BraidError(
-                "this task of lm-evaluation-harness runs programs that the model writes, without a sandbox",
-                where,
-                "Braid's own tasks run them in a sandbox: `braid list tasks`.",
-            )
+            what = "this task of lm-evaluation-harness runs programs that the model writes, without a sandbox"
+            raise BraidError(what, where, "Braid's own tasks run them in a sandbox: `braid list tasks`.")
     return HarnessTask(name, loaded, _hash(loaded["tasks"]))
 
 

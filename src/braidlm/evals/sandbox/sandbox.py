@@ -113,11 +113,8 @@ class Sandbox:
     def open(cls, policy: IsolationPolicy = "required", toolchains: Iterable[str] = ()) -> "Sandbox":
         """The best isolation of this system, in which programs can read these toolchains; or an error with reasons."""
         if sys.platform != "linux":
-            raise BraidError(
-                f"programs that a model wrote are run on Linux only, and this is {sys.platform}",
-                "code execution",
-                "Evaluate in a Linux container or virtual machine.",
-            )
+            what = f"programs that a model wrote are run on Linux only, and this is {sys.platform}"
+            raise BraidError(what, "code execution", "Evaluate in a Linux container or virtual machine.")
         readable = tuple(_readable(toolchains))
         problems: list[str] = []
         usable: list[Sandbox] = []

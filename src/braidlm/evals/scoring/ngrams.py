@@ -131,9 +131,6 @@ def _look_up(keys: np.ndarray, values: np.ndarray, queries: np.ndarray) -> np.nd
 def _checked(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     tokens = np.asarray(tokens)
     if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
-        raise BraidError(
-            f"token ids run from {tokens.min()} to {tokens.max()}, but the vocabulary has {vocab_size}",
-            "n-gram model",
-            "Use the tokenizer that made the tokens.",
-        )
+        what = f"token ids run from {tokens.min()} to {tokens.max()}, but the vocabulary has {vocab_size}"
+        raise BraidError(what, "n-gram model", "Use the tokenizer that made the tokens.")
     return tokens.astype(np.uint64)

@@ -165,11 +165,8 @@ class Scorer:
                 if advance is not None:
                     advance(done, trees.nodes)
         if not np.isfinite(scores).all():
-            raise BraidError(
-                f"{np.count_nonzero(~np.isfinite(scores)):,} of {scores.size:,} scores are not numbers",
-                "evaluation",
-                "The model's weights hold NaN or infinity: use an earlier checkpoint.",
-            )
+            what = f"{np.count_nonzero(~np.isfinite(scores)):,} of {scores.size:,} scores are not numbers"
+            raise BraidError(what, "evaluation", "The model's weights hold NaN or infinity: use an earlier checkpoint.")
         return Scores(scores[0], trees.bounds, scores[1] if margins else None)
 
     def score_float64(self, requests: Sequence[Request], margins: bool = False) -> Scores:

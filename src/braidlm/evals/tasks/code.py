@@ -98,11 +98,8 @@ class Mbpp(_CodeTask):
         tasks = {int(row.number("task_id")): _mbpp_fields(row) for row in rows}
         tested = [tasks[number] for number in TEST_TASKS if number in tasks]
         if not tested:
-            raise BraidError(
-                f"no task of the test set is here (task_id {TEST_TASKS.start} to {TEST_TASKS.stop - 1})",
-                str(path),
-                f"A line is {MBPP_EXAMPLE}.",
-            )
+            what = f"no task of the test set is here (task_id {TEST_TASKS.start} to {TEST_TASKS.stop - 1})"
+            raise BraidError(what, str(path), f"A line is {MBPP_EXAMPLE}.")
         examples = [tasks[number] for number in EXAMPLE_TASKS if number in tasks]
         return CodeProblems([_mbpp_problem(fields, examples, path) for fields in tested], rows.sha256)
 
@@ -126,11 +123,8 @@ def _mbpp_problem(fields: dict[str, Any], examples: list[dict[str, Any]], path: 
     def prompt(shots: int | None) -> str:
         count = len(EXAMPLE_TASKS) if shots is None else shots
         if count > len(examples):
-            raise BraidError(
-                f"{count} examples are asked for, and there are {len(examples)}",
-                str(path),
-                f"They are the tasks {', '.join(map(str, EXAMPLE_TASKS))}; `--shots 0` asks without examples.",
-            )
+            todo = f"They are the tasks {', '.join(map(str, EXAMPLE_TASKS))}; `--shots 0` asks without examples."
+            raise BraidError(f"{count} examples are asked for, and there are {len(examples)}", str(path), todo)
         return mbpp_prompt(fields, examples[:count])
 
     is_finished = functools.partial(contains_any, stops=MBPP_STOPS)
@@ -206,11 +200,8 @@ class HumanEvalX(_CodeTask):
         files = files_of(path, f"{PREFIX}*.jsonl", below=True)
         known = [file for file in files if file.stem.removeprefix(PREFIX) in LANGUAGES]
         if not known:
-            raise BraidError(
-                f"none of these files is of a language that can be run: {', '.join(file.name for file in files)}",
-                str(path),
-                f"Files are {PREFIX}NAME.jsonl, with NAME one of {', '.join(LANGUAGES)}.",
-            )
+            what = f"none of these files is of a language that can be run: {', '.join(file.name for file in files)}"
+            raise BraidError(what, str(path), f"Files are {PREFIX}NAME.jsonl, with NAME one of {', '.join(LANGUAGES)}.")
         rows = rows_of(known, path, X_EXAMPLE)
         return CodeProblems([_x_problem(row, row.stem.removeprefix(PREFIX)) for row in rows], rows.sha256)
 

@@ -175,11 +175,9 @@ def _load_third_party_lowerings() -> None:
         try:
             entry.load()
         except Exception as error:  # anything may go wrong in another package
-            raise BraidError(
-                f"the lowerings of another package cannot be loaded ({type(error).__name__}: {error})",
-                f"entry point '{entry.name}' ({entry.value})",
-                "Fix, update or uninstall that package.",
-            ) from error
+            what = f"the lowerings of another package cannot be loaded ({type(error).__name__}: {error})"
+            todo = "Fix, update or uninstall that package."
+            raise BraidError(what, f"entry point '{entry.name}' ({entry.value})", todo) from error
 
 
 def refusal(part: nn.Module, body: Any) -> str | None:

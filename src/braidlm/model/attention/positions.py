@@ -163,10 +163,8 @@ class Positions(nn.Module):
 
     def moved_back(self, keys: Tensor, by: int) -> Tensor:
         """Keys [..., dim] as they would be `by` positions earlier, for a memory of the text before a chunk."""
-        raise BraidError(
-            "with these positions a chunk cannot attend to the text before it: they count from its own beginning",
-            todo="Use positions 'rope' or 'none'.",
-        )
+        what = "with these positions a chunk cannot attend to the text before it: they count from its own beginning"
+        raise BraidError(what, todo="Use positions 'rope' or 'none'.")
 
 
 @position_kinds.register("none")

@@ -54,10 +54,8 @@ class Registry:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
-            raise BraidError(
-                f"unknown {self.noun} '{name}'.{did_you_mean(name, self.parts)}",
-                todo=ADVICE if self.third_party else None,
-            )
+            what = f"unknown {self.noun} '{name}'.{did_you_mean(name, self.parts)}"
+            raise BraidError(what, todo=ADVICE if self.third_party else None)
         return self.parts[name]
 
     def __contains__(self, name: object) -> bool:
@@ -103,11 +101,9 @@ def _load_third_party_parts() -> None:
             entry.load()
         except Exception as error:  # anything may go wrong in another package
             _third_party_loaded = False
-            raise BraidError(
-                f"the parts of another package cannot be loaded ({type(error).__name__}: {error})",
-                f"entry point '{entry.name}' ({entry.value})",
-                "Fix, update or uninstall that package.",
-            ) from error
+            what = f"the parts of another package cannot be loaded ({type(error).__name__}: {error})"
+            todo = "Fix, update or uninstall that package."
+            raise BraidError(what, f"entry point '{entry.name}' ({entry.value})", todo) from error
 
 
 def import_files(package: str) -> None:

@@ -176,11 +176,8 @@ class TopKRouter(nn.Module):
     def _check(self, probabilities_BTN: Tensor, where: str) -> None:
         """On a CPU, where looking costs nothing; on a GPU the training loop looks at the usage."""
         if probabilities_BTN.is_cpu and not torch.compiler.is_compiling() and bool(probabilities_BTN.isnan().any()):
-            raise BraidError(
-                "the router's scores are not numbers",
-                where or "router",
-                "Its weights or the stream it reads hold NaN or infinity: go back to a checkpoint before that.",
-            )
+            todo = "Its weights or the stream it reads hold NaN or infinity: go back to a checkpoint before that."
+            raise BraidError("the router's scores are not numbers", where or "router", todo)
 
 
 def _shares(scores_BTN: Tensor, silent: Tensor) -> Tensor:

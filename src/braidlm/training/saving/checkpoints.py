@@ -97,11 +97,9 @@ class Checkpoints:
         """Restore weights and all that the next step depends on; returns the saved position."""
         position = read_json(self.states / name / POSITION)
         if position["processes"] != self.rank.world_size:
-            raise BraidError(
-                f"this run was begun by {position['processes']} processes, and now there are {self.rank.world_size}",
-                str(self.states / name),
-                "Go on with as many as before; another number makes another batch, and so another run.",
-            )
+            what = f"this run was begun by {position['processes']} processes, and now there are {self.rank.world_size}"
+            todo = "Go on with as many as before; another number makes another batch, and so another run."
+            raise BraidError(what, str(self.states / name), todo)
         state.trained.read(self.models / name)
         read_state(self.states / name, state, self.rank)
         return position

@@ -56,18 +56,14 @@ class MoepBridge(Bridge):
         with errors_at(folder):
             structure = read_structure(checkpoint.shapes)
         if problems := config.contradictions(structure.sizes):
-            raise BraidError(
-                f"this configuration contradicts the tensors:{bullet_list(problems)}",
-                where,
-                "Weights and configuration must come from the same model.",
-            )
+            what = f"this configuration contradicts the tensors:{bullet_list(problems)}"
+            raise BraidError(what, where, "Weights and configuration must come from the same model.")
         tied = _resolve_tied_head(structure.outer, config, checkpoint)
         mapper = _Mapper(structure, checkpoint.shapes)
         self.opened = mapper.map_all(tied)
         if mapper.problems:
-            raise BraidError(
-                f"the weights are not those of {structure.description}:{bullet_list(mapper.problems)}", folder
-            )
+            what = f"the weights are not those of {structure.description}:{bullet_list(mapper.problems)}"
+            raise BraidError(what, folder)
         with errors_at(where):
             ours = architecture(structure, config, tied)
             token_ids = {name: config.read(name) for name in TOKEN_IDS}
@@ -167,10 +163,8 @@ class MoepConfig:
         head_dim = self.read("size of a head")
         wide = self.read("heads", width // head_dim if head_dim else None)
         if not wide:
-            raise BraidError(
-                f"neither the tensors nor config.json say how many heads attention has ({', '.join(HEADS)})",
-                todo='Add it to config.json, e.g. "n_head": 6. In the paper a head has 64 channels.',
-            )
+            what = f"neither the tensors nor config.json say how many heads attention has ({', '.join(HEADS)})"
+            raise BraidError(what, todo='Add it to config.json, e.g. "n_head": 6. In the paper a head has 64 channels.')
         parallel = self.read("heads of parallel blocks")
         if parallel is None:
             size = head_dim or width // wide

@@ -109,11 +109,9 @@ class Spelling(nn.Module):
         joined = b"".join(spelled)
         if len(joined) > len(self.symbols):
             needed = -(-len(joined) // len(self.lengths))
-            raise BraidError(
-                f"the tokens have {needed} bytes on average, and the model has room for {self.bytes_per_token}",
-                "bytes_per_token",
-                f"Set bytes_per_token: {needed}, in the embedding and in the head.",
-            )
+            what = f"the tokens have {needed} bytes on average, and the model has room for {self.bytes_per_token}"
+            todo = f"Set bytes_per_token: {needed}, in the embedding and in the head."
+            raise BraidError(what, "bytes_per_token", todo)
         found = torch.frombuffer(bytearray(joined), dtype=torch.uint8)
         return found, torch.tensor(lengths, dtype=torch.int32, device="cpu")
 

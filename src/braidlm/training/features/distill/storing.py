@@ -104,11 +104,8 @@ class StoragePlan:
 
 def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
     if not path.is_file() or path.stat().st_size != math.prod(shape) * dtype.itemsize:
-        raise BraidError(
-            f"{path.name} is not of the size that it was written with",
-            str(path.parent),
-            "The folder is damaged: remove it, and the teachers compute it again.",
-        )
+        what = f"{path.name} is not of the size that it was written with"
+        raise BraidError(what, str(path.parent), "The folder is damaged: remove it, and the teachers compute it again.")
     # A plain array, because NumPy's memmap class makes every gather slower.
     return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=shape))
 
@@ -222,11 +219,8 @@ def _store(stream: TokenStream, folder: Path, plan: StoragePlan, teachers: Teach
         done = int(read_json(folder / PROGRESS)["done"]) if (folder / PROGRESS).is_file() else 0
         needed, free = sum(plan.file_sizes(len(stream) - done)), shutil.disk_usage(folder).free
         if needed > free:
-            raise BraidError(
-                f"the teachers' tokens need {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free",
-                str(folder),
-                "Take a smaller training.distill.top_k, or another data.cache.",
-            )
+            what = f"the teachers' tokens need {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"
+            raise BraidError(what, str(folder), "Take a smaller training.distill.top_k, or another data.cache.")
         console.say(
             f"Storing the {plan.top_k} tokens that the teachers find most probable after each of {len(stream):,} "
             f"tokens of {stream.name} ({sum(plan.file_sizes(len(stream))) / 1e6:,.0f} MB) in {folder}."

@@ -66,10 +66,8 @@ class DistillConfig:
         if not self.teachers:
             raise BraidError("teachers: name at least one model")
         if self.top_k is not None and self.hidden:
-            raise BraidError(
-                "`hidden` compares states that are not stored",
-                todo="Leave out `top_k` to run the teachers in every step, or `hidden`.",
-            )
+            what = "`hidden` compares states that are not stored"
+            raise BraidError(what, todo="Leave out `top_k` to run the teachers in every step, or `hidden`.")
 
 
 @dataclass(frozen=True)
@@ -98,11 +96,8 @@ def find_teachers(config: DistillConfig, tokenizer: BraidTokenizer, length: int)
         _check_tokenizer(teacher.model, opened, tokenizer)
         opened.check()
         if opened.context is not None and opened.context < length:
-            raise BraidError(
-                f"data.length is {length}, and this teacher reads only {opened.context} tokens",
-                teacher.model,
-                "Lower data.length, or take a teacher that reads more.",
-            )
+            what = f"data.length is {length}, and this teacher reads only {opened.context} tokens"
+            raise BraidError(what, teacher.model, "Lower data.length, or take a teacher that reads more.")
         found.append(Teacher(opened, teacher.weight / total))
     return found
 
@@ -111,11 +106,8 @@ def _check_tokenizer(name: str, opened: OpenedModel, tokenizer: BraidTokenizer) 
     """Probabilities can be learned only where one id is one token on both sides."""
     own, folder = find_tokenizer(opened.folder), opened.folder
     if own is None:
-        raise BraidError(
-            "this teacher's folder has no tokenizer, so that its tokens cannot be compared with those of the data",
-            name,
-            "Put its tokenizer.json into the folder.",
-        )
+        what = "this teacher's folder has no tokenizer, so that its tokens cannot be compared with those of the data"
+        raise BraidError(what, name, "Put its tokenizer.json into the folder.")
     if own.fingerprint != tokenizer.fingerprint:
         raise BraidError(
             "this teacher has another tokenizer than the data, and its probabilities are of other tokens: "

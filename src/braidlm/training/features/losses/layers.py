@@ -50,11 +50,9 @@ class EarlyExitLoss(ExtraLoss):
         chosen = config.layers or early_layers(model)
         self.exits = [layer for layer in chosen if layer < self.depth and self.weight_of(layer) > 0]
         if not self.exits:
-            raise BraidError(
-                "no layer counts: by depth the first one's weight is 0, and the last one's loss is the text's own",
-                "training.losses: early_exit",
-                "Name others, give the model more layers at the head's width, or leave out the loss.",
-            )
+            what = "no layer counts: by depth the first one's weight is 0, and the last one's loss is the text's own"
+            todo = "Name others, give the model more layers at the head's width, or leave out the loss."
+            raise BraidError(what, "training.losses: early_exit", todo)
         turns = range(config.every) if config.curriculum == "rotate" else ()
         counted = [sum(self.counts(layer, step, 0.0) for layer in self.exits) for step in turns]
         places = max(counted, default=len(self.exits))
@@ -109,11 +107,9 @@ class Reconstruction(ExtraLoss):
         super().__init__(config, model)
         width, width_out = model.config.hidden_size, model.model.width_out
         if width != width_out:
-            raise BraidError(
-                f"the head reads a width of {width_out} and the embedding has {width}: it cannot read an embedding",
-                "training.losses",
-                "Leave out the loss `reconstruction`, or let the last stage end at the embedding's width.",
-            )
+            what = f"the head reads a width of {width_out} and the embedding has {width}: it cannot read an embedding"
+            todo = "Leave out the loss `reconstruction`, or let the last stage end at the embedding's width."
+            raise BraidError(what, "training.losses", todo)
 
     def forward(self, done: TrainingPass) -> Tensor:
         own = done.inputs.masked_fill(done.labels == IGNORED, IGNORED)
