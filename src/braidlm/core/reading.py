@@ -197,7 +197,7 @@ def _loads(text: str) -> Any:
     except RecursionError:
         raise ValueError(too_deep) from None
     level = [value]
-    for _ in range(MAX_DEPTH + 2):
+    for _ in range(MAX_DEPTH + 1):
         containers = [node for node in level if isinstance(node, (dict, list))]
         if not containers:
             return value

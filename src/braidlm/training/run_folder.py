@@ -25,7 +25,8 @@ from braidlm.training.schedules import LearningRate
 RUN_ENTRIES = (METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
 NOT_IDENTITY = (
-    "name out licence log samples validation.every checkpoints.keep training.threads training.activation_checkpointing"
+    *("name", "out", "licence", "log", "samples", "validation.every", "checkpoints.keep"),
+    *("training.threads", "training.activation_checkpointing"),
 )
 """Keys of logging, display, storage, speed and memory: a run whose recipe differs in these alone is the same run."""
 
@@ -68,7 +69,7 @@ def _check_links(folder: Path, entries: tuple[str, ...]) -> None:
 def identity(recipe: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """What makes a run the run it is. A budget that is larger `now` is the same run, which goes on."""
     kept = copy.deepcopy(recipe)
-    for *sections, key in (address.split(".") for address in NOT_IDENTITY.split()):
+    for *sections, key in (address.split(".") for address in NOT_IDENTITY):
         section: Any = kept
         for name in sections:
             section = section.get(name) if isinstance(section, dict) else None

@@ -142,8 +142,16 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str], also
     try:
         return cls(**values)
     except BraidError as error:  # from __post_init__, where a dataclass checks its values
-        problems.extend(f"{_at(where)}{line}" for line in error.lines())
+        _add_error(problems, where, error)
         return None
+
+
+def _add_error(problems: list[str], where: str, error: BraidError) -> None:
+    """Tell an error at its address, and the advice, which is for all addresses, unless a name is merely misspelled."""
+    problem, *advice = error.lines()
+    problems.append(f"{_at(where)}{problem}")
+    if "Did you mean" not in problem:
+        problems.extend(line for line in advice if line not in problems)
 
 
 def _checked(instance: Any, where: str, problems: list[str]) -> Any:
@@ -180,10 +188,7 @@ def _decode_choice(part: PartOf, data: Any, where: str, problems: list[str]) -> 
     try:
         cls = part.registry[str(kind)]
     except BraidError as error:
-        problem, *advice = error.lines()
-        problems.append(f"{where}: {problem}")
-        if "Did you mean" not in problem:  # the name is not merely misspelled
-            problems.extend(line for line in advice if line not in problems)
+        _add_error(problems, where, error)
         return None
     inside = _join(where, kind) if part.by_key else where
     return Choice(str(kind), _decode_dataclass(cls.Config, options, inside, problems, () if part.by_key else ("kind",)))

@@ -6,13 +6,15 @@ import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from braidlm.data.loading.batches import Batch
+from braidlm.kernels.optimizers.fused_step import FusedStep
+from braidlm.kernels.optional_triton import HAS_TRITON
 from braidlm.kernels.side_stream import SideStream
 from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.features.feature import Feature, Setup, make_features
@@ -25,10 +27,6 @@ from braidlm.training.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
-
-FusedStep: Any = None
-with contextlib.suppress(ImportError):  # without Triton the optimizers do it, in several passes
-    from braidlm.kernels.optimizers.fused_step import FusedStep
 
 EAGER_STEPS_BEFORE_CAPTURE = 3
 """Kernels are chosen, compiled code is built and optimizer state is made in these; a capture must not contain that."""
@@ -94,7 +92,7 @@ class Stepper:
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
         self.optimizer: Optimizer = optimizers.build(config.optimizer, objective, trained.matrices(), self.use_graph)
-        is_fused = self.use_graph and FusedStep is not None and FusedStep.serves(self.optimizer.parts)
+        is_fused = self.use_graph and HAS_TRITON and FusedStep.serves(self.optimizer.parts)
         self.fused = FusedStep(self.optimizer.parts, self.optimizer.decay_factors) if is_fused else None
         self.nothing = torch.zeros((), device=rank.device)
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
