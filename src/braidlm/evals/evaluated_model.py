@@ -42,7 +42,7 @@ class Settings:
     separator: tuple[str, ...] = ("blank",)
     """What separates documents of text files: blank (lines), lines, file or a text; for some files PATTERN=S."""
     held_out: Probability | None = None
-    """Of packed data, only the share of documents that a recipe with this `holdout` never trains on."""
+    """Only the share of packed documents that a recipe with this `holdout` never trains on."""
     half: Half | None = None
     """Only one half of a text to score, as a recipe's `validation.half`: blocks of 16 KiB are in the halves in turn."""
     max_tokens: Count | None = None

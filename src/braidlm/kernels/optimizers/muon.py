@@ -178,7 +178,7 @@ class FusedMuon:
             for parameter in group["params"]
             for first in range(0, parameter.numel(), math.prod(parameter.shape[-2:]))
         ]
-        """Of each matrix the parameter, its group, and the index of the matrix's first element in the parameter."""
+        """For each matrix its parameter, its group, and the index of the matrix's first element in the parameter."""
         device = self.parameters[0].device
         self.newton_schulz = NewtonSchulz([tuple(p.shape[-2:]) for p, *_ in self.matrices], device)
         self.table = AddressTable(len(self.matrices), COLUMNS, device)
