@@ -14,7 +14,7 @@ _HOMES = {
     "exit_curve": "braidlm.evals.curves",
     "prune_curve": "braidlm.studies.prune_curve",
     "routes": "braidlm.inspection.routes",
-    "generate": "braidlm.serving.generate",
+    "generate": "braidlm.inspection.generate",
     "compare": "braidlm.studies.compare",
     "convert": "braidlm.opening.convert",
     "show": "braidlm.studies.show",

@@ -13,8 +13,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import save_model
 from braidlm.core.report.rendering import FORMATS, csv_text, html, markdown
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.serving.generate import (
+from braidlm.inspection.generate import (
     Continuation,
     Generation,
     PromptStudy,
@@ -24,6 +23,7 @@ from braidlm.serving.generate import (
     prompt_study,
     study_report,
 )
+from braidlm.model.modeling_braid import BraidForCausalLM
 from tests.tiny_models import ToyTokenizer, randomised, tiny_config
 
 PROMPTS = [

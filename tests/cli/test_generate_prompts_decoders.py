@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.edit import edit
+from braidlm.inspection.generate import generate, prompt_study
 from braidlm.opening.decoder import decoder_by_name
 from braidlm.opening.gated_folders import write_adapter_files
 from braidlm.opening.gating import gates_of
-from braidlm.serving.generate import generate, prompt_study
 from tests.tiny_models import randomised
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -93,7 +93,7 @@ def _generate(args: argparse.Namespace) -> None:
     """Print texts: the first as it is generated, the others when it is complete."""
     from braidlm.core.report.rendering import show_report
     from braidlm.core.report.report import Table
-    from braidlm.serving.generate import generate
+    from braidlm.inspection.generate import generate
 
     prompts = [_standard_input() if prompt == STANDARD_INPUT else prompt for prompt in args.prompt]
 
@@ -149,7 +149,7 @@ def _standard_input() -> str:
 def _study(args: argparse.Namespace) -> None:
     """Print a block per prompt, with every model in it."""
     from braidlm.core.report.rendering import show_report
-    from braidlm.serving.generate import prompt_study, study_report
+    from braidlm.inspection.generate import prompt_study, study_report
 
     options = _options(args) | {"out": args.out, "on_model": lambda name: say(f"{name} ...")}
     study = prompt_study(args.models, args.file, **options)

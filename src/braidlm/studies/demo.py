@@ -22,8 +22,8 @@ from braidlm.data.loading.validation import validation_windows
 from braidlm.evals.formats.held_out_text import bits_per_byte
 from braidlm.evals.formats.options import pronoun_accuracy
 from braidlm.evals.scoring.ngrams import fit_ngrams
+from braidlm.inspection.generate import Continuation, generate
 from braidlm.inspection.results import RoutingReport, percent
-from braidlm.serving.generate import Continuation, generate
 from braidlm.studies.decoding import load_study
 from braidlm.studies.measure import ROUTES, measure, study_routes
 from braidlm.studies.report import ROUTES_LINK, add_routes, comparison_chart, learning_chart
