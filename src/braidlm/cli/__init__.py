@@ -1,1 +1,1 @@
-"""Floor 8: one small file per verb; each has HELP, add_arguments(parser) and run(args)."""
+"""Floor 9: one small file per verb; each has HELP, add_arguments(parser) and run(args)."""

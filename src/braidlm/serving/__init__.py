@@ -1,1 +1,1 @@
-"""Floor 5: a finished model at work."""
+"""Floor 8: a finished model at work, for people (the page) and for programs (OpenAI's API)."""
