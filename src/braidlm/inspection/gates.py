@@ -39,6 +39,15 @@ class LayerOutputs:
     gated: Tensor
     """The layer's output with the gate."""
 
+    @property
+    def share(self) -> Tensor:
+        """The norm of what the gate adds as a share of that of the layer's output without it, [window, time]."""
+        # The difference of the outputs would be rounded to the larger stream's precision.
+        nothing = torch.zeros_like(self.hidden)
+        added = nothing if self.gate.is_off else self.gate.add(self.hidden, nothing)
+        norm = self.plain.double().norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+        return added.double().norm(dim=-1) / norm
+
 
 def context_limit(model: Any) -> int:
     """Tokens of a window: the model's context, or MAX_WINDOW if that is less."""
@@ -114,11 +123,8 @@ class ModelGates:
 
 def _sums(layer: LayerOutputs, chosen: Tensor) -> Tensor:
     """Sums over chosen tokens of a layer, in float64: their number, four means over channels, and the gate's share."""
-    # The difference of the outputs would be rounded to the larger stream's precision.
-    nothing = torch.zeros_like(layer.hidden)
-    added = nothing if layer.gate.is_off else layer.gate.add(layer.hidden, nothing)
-    plain, gated, added = (one[chosen].double() for one in (layer.plain, layer.gated, added))
-    share = added.norm(dim=-1) / plain.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    plain, gated = (one[chosen].double() for one in (layer.plain, layer.gated))
+    share = layer.share[chosen]
     means = [gated.abs().mean(-1), plain.abs().mean(-1), gated.mean(-1), plain.mean(-1), share]
     return torch.stack([torch.ones_like(share).sum(), *(one.sum() for one in means)]).cpu()
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from braidlm.core.errors import BraidError
 from braidlm.inspection.texts import Text, windows_of
 from braidlm.model.layer_skip import layers_of
+from braidlm.model.mixture_of_depths import DEPTH_CHOICES
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.joins import Join
@@ -64,6 +65,18 @@ class Layer:
         """The choices that can be taken."""
         return [name for name in self.choices if name not in self.inactive]
 
+    @property
+    def kind(self) -> str:
+        """What is chosen: paths, members of an average, depth, or experts of some kind."""
+        if self.read_by == "shares":
+            return "members"
+        if self.choices == DEPTH_CHOICES:
+            return "depth"
+        if self.of_paths:
+            return "paths"
+        kinds = {"projection": "projection experts", "attention": "attention experts"}
+        return next((kind for word, kind in kinds.items() if word in self.label.split()), "experts")
+
 
 def routing_modules(model: nn.Module) -> list[RoutingModule]:
     """All modules that choose, in the order of the model's stages."""
@@ -98,12 +111,27 @@ def record_calls(modules: Mapping[K, nn.Module]) -> Iterator[dict[K, tuple[tuple
         yield records
 
 
-@torch.no_grad()
 def find_layers(model: BraidForCausalLM) -> list[Layer]:
+    """The layers of a model in which something is chosen; an error where there are none, or none can be read."""
+    layers = choosing_layers(model)
+    if not layers:
+        raise no_choices()
+    if not any(layer.read_by for layer in layers):
+        raise BraidError(
+            "which path is taken cannot be read in any layer: "
+            + "; ".join(f"{layer.name}: {layer.note}" for layer in layers),
+            todo="It is seen where a join has a router (`braid compose --join gumbel_v1`) or paths of its width, and "
+            "where a head weighs whole models anew for every token (`--join posterior`).",
+        )
+    return layers
+
+
+@torch.no_grad()
+def choosing_layers(model: BraidForCausalLM) -> list[Layer]:
     """The layers of a model in which something is chosen, as a pass over a single token shows them."""
     modules = routing_modules(model)
     if not modules:
-        raise no_choices()
+        return []
     with record_calls({module.address: module for module in modules if isinstance(module, Join)}) as records:
         body = model.model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
     routings = {routing.name: routing for routing in body.routings or ()}
@@ -140,13 +168,6 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
         off = tuple(name for index, name in enumerate(model.head.names) if index not in model.head.active)
         readable = [layer for layer in layers if layer.read_by]
         layers = [*readable, Layer("head", "head", model.head.names, "shares", inactive=off)]
-    if not any(layer.read_by for layer in layers):
-        raise BraidError(
-            "which path is taken cannot be read in any layer: "
-            + "; ".join(f"{layer.name}: {layer.note}" for layer in layers),
-            todo="It is seen where a join has a router (`braid compose --join gumbel_v1`) or paths of its width, and "
-            "where a head weighs whole models anew for every token (`--join posterior`).",
-        )
     return layers
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from braidlm.core.console import progress, warn
-from braidlm.core.decoding.generation import DEFAULT_PROMPTS, Prompt, TextStream, read_prompts
+from braidlm.core.decoding.generation import DEFAULT_PROMPTS, Prompt, read_prompts, token_texts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.report.rendering import check_out, write
@@ -182,9 +182,7 @@ def _shares(layers: Sequence[Layer], choices: Sequence[TokenChoices]) -> list[di
 
 
 def _view(tokenizer: BraidTokenizer, ids: Sequence[int], choices: TokenChoices, layers: Sequence[Layer]) -> TokenView:
-    stream = TextStream(tokenizer, [])
-    pieces = [stream.add(token) for token in ids]
-    pieces[-1] += stream.finish()
+    pieces = token_texts(tokenizer, ids)
     served: list[list[dict[str, float]] | None] = []
     for index, layer in enumerate(layers):
         pairs = zip(choices.chosen_LKT[index].T, choices.weights_LKT[index].T, strict=True)

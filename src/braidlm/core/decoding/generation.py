@@ -188,6 +188,15 @@ class TextStream:
         return text[len(before) :]
 
 
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text; a token that completes no character adds nothing."""
+    stream = TextStream(tokenizer, [])
+    texts = [stream.add(token) for token in ids]
+    if texts:
+        texts[-1] += stream.finish()
+    return texts
+
+
 def continue_text(
     model: PreTrainedModel,
     tokenizer: Tokenizer,
@@ -229,13 +238,15 @@ def next_tokens(
     model: PreTrainedModel, tokenizer: Tokenizer, prompts: Sequence[str], count: int, pauses: int = 0
 ) -> list[list[NextToken]]:
     """The `count` most probable tokens after each prompt, with the model's own probabilities (temperature 1)."""
-    predictions = []
-    for ids in encode_prompts(tokenizer, prompts, pauses):
-        logits = decoder_for(model, 1, len(ids) + 1).prefill(torch.tensor([ids], device=model.device))
-        best = logits[0].float().softmax(-1).topk(min(count, logits.shape[-1]))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        predictions.append([NextToken(token, tokenizer.decode([token]), p) for token, p in pairs])
-    return predictions
+    return [next_after(model, tokenizer, ids, count) for ids in encode_prompts(tokenizer, prompts, pauses)]
+
+
+def next_after(model: PreTrainedModel, tokenizer: Tokenizer, ids: Sequence[int], count: int) -> list[NextToken]:
+    """The `count` most probable tokens after those of `ids`."""
+    logits = decoder_for(model, 1, len(ids) + 1).prefill(torch.tensor([list(ids)], device=model.device))
+    best = logits[0].float().softmax(-1).topk(min(count, logits.shape[-1]))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [NextToken(token, tokenizer.decode([token]), p) for token, p in pairs]
 
 
 def without_pauses(sampling: Sampling, tokenizer: Tokenizer) -> Sampling:

@@ -1,0 +1,112 @@
+"""What each token of one text chooses in every layer of a model, and how much each gate adds to it.
+
+The choices are those that `braid routes` reports; of an average, each member's share is told too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from braidlm.inspection.gates import gate_passes
+from braidlm.inspection.layers import NO_CHOICE, Layer, TokenChoices, choosing_layers, collect_choices
+from braidlm.inspection.texts import Text
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.average import AverageHead
+from braidlm.opening.gating import gates_of
+
+DIGITS = 4
+"""Weights are rounded to so many decimals."""
+
+
+@dataclass(frozen=True)
+class LayerRouting:
+    """One layer, and what each token of a text chooses there."""
+
+    name: str
+    """The address of the join, router, head or gate in the model."""
+    label: str
+    """`layer 3 feed`, counted over the whole model."""
+    kind: str
+    """paths, experts, attention experts, projection experts, members, depth, or gates."""
+    choices: list[str]
+    weights: list[list[float]]
+    """For each token, the weight of each choice."""
+    chosen: list[list[int]]
+    """For each token, the indices of the choices that serve it, the one with the largest weight first."""
+
+
+def gate_name(layer: int) -> str:
+    """What the gate of a layer, counted from 1, is called where gates are listed or switched off."""
+    return f"layer {layer}"
+
+
+@torch.no_grad()
+def token_routings(model: Any, ids: Sequence[int]) -> list[LayerRouting]:
+    """All layers of a model, Braid's or transformers', in which something happens to some tokens and not to others.
+
+    A text longer than the model's context is read in windows of it.
+    """
+    routings: list[LayerRouting] = []
+    if isinstance(model, BraidForCausalLM):
+        layers = [layer for layer in choosing_layers(model) if layer.read_by]
+        if layers:
+            (choices,) = collect_choices(model, layers, [Text("", None, ids)])
+            routings = [_routing(layer, choices, n) for n, layer in enumerate(layers) if layer.kind != "members"]
+        if isinstance(model.head, AverageHead):
+            routings.append(_shares(model, ids))
+    return [*routings, *_gates(model, ids)]
+
+
+def _routing(layer: Layer, choices: TokenChoices, at: int) -> LayerRouting:
+    weights, chosen = [], []
+    for taken, own in zip(choices.chosen_LKT[at].T.tolist(), choices.weights_LKT[at].T.tolist(), strict=True):
+        by_choice = {choice: weight for choice, weight in zip(taken, own, strict=True) if choice != NO_CHOICE}
+        weights.append([round(by_choice.get(n, 0.0), DIGITS) for n in range(len(layer.choices))])
+        chosen.append(list(by_choice))
+    return LayerRouting(layer.name, layer.label, layer.kind, list(layer.choices), weights, chosen)
+
+
+def _shares(model: BraidForCausalLM, ids: Sequence[int]) -> LayerRouting:
+    """The share of each member in what is predicted after each token; windows begin anew, as in `collect_choices`."""
+    head, rows = model.head, []
+    for window in torch.tensor(ids, device=model.device).split(model.config.max_position_embeddings):
+        read = model.run(window[None])
+        active = head.log_weights(read.hidden, **read.read).exp().float()
+        rows.append(_of_all(head, active.expand(1, len(window), -1)[0]))
+    shares_TN = torch.cat(rows)
+    # The stable order of equal shares is that of the members.
+    order = shares_TN.argsort(dim=-1, descending=True, stable=True).tolist()
+    top = 1 if head.weighs_tokens else len(head.active)
+    weights = [[round(share, DIGITS) for share in row] for row in shares_TN.tolist()]
+    return LayerRouting("head", "head", "members", list(head.names), weights, [row[:top] for row in order])
+
+
+def _of_all(head: AverageHead, active_TN: Tensor) -> Tensor:
+    """The shares of the active members among those of all; the others have none."""
+    shares = active_TN.new_zeros(len(active_TN), len(head.names))
+    shares[:, head.active] = active_TN
+    return shares
+
+
+def _gates(model: Any, ids: Sequence[int]) -> list[LayerRouting]:
+    """How much each gate adds to each token: a share of the layer's output, by their norms."""
+    if not gates_of(model):
+        return []
+    shares: dict[int, list[float]] = {}
+    for _, _, mask, layers in gate_passes(model, [ids]):
+        for number, layer in layers.items():
+            shares.setdefault(number, []).extend(layer.share[mask.bool().to(layer.plain.device)].tolist())
+    return [
+        LayerRouting(
+            f"gate.{number}",
+            gate_name(number),
+            "gates",
+            ["gate"],
+            [[round(share, DIGITS)] for share in of_tokens],
+            [[0] if share else [] for share in of_tokens],
+        )
+        for number, of_tokens in shares.items()
+    ]
