@@ -1,7 +1,7 @@
 """Our own decoding loop: a cache of fixed size, no work that a step does not need, a replayed graph on CUDA."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,15 +224,7 @@ class Decoder(TokenDecoder):
     def _capture(self) -> None:
         """Record one step; its writes land at the current position, which the first replay writes again."""
         self.cache.replaying = True
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):  # kernels choose themselves on the first calls, which a capture must not contain
-                self._fixed_step()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.graph_logits = self._fixed_step()
+        self.graph, self.graph_logits = capture(self._fixed_step)
         self.cache.replaying = False
 
     def _fixed_step(self) -> Tensor:
@@ -247,6 +239,20 @@ class Decoder(TokenDecoder):
             masks[window] = (allowed & self.real)[:, None, None]
         positions = position[None] - self.padding
         return self._last_logits(self.graph_token, position_ids=positions, masks=masks, cache=self.cache)
+
+
+def capture(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A step as a graph, and the tensor that each replay writes its result to."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):  # kernels choose themselves on the first calls, which a capture must not contain
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    return graph, result
 
 
 class OpenTexts:

@@ -171,9 +171,9 @@ class TextStream:
         self.begin, self.shown = 0, len(self.ids)
         """Tokens from `begin` are decoded again, those from `shown` on are not shown yet."""
 
-    def add(self, token: int) -> str:
-        """The text that this token completes."""
-        self.ids.append(token)
+    def add(self, *tokens: int) -> str:
+        """The text that these tokens complete."""
+        self.ids.extend(tokens)
         return self.finish(complete=True)
 
     def finish(self, complete: bool = False) -> str:

@@ -1,0 +1,74 @@
+"""Which parts of a model are active, by name, for one request and not for others."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.switches import switch_off_modules, use_paths
+from braidlm.opening.gating import gates_of
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Which parts are active."""
+
+    paths: tuple[str, ...] | None = None
+    """The active paths; by default as the folder says."""
+    without: tuple[str, ...] = ()
+    """Modules (experts), names or patterns, that are switched off."""
+    gates_off: tuple[str, ...] = ()
+    """Gates that add nothing, by their layer: `layer 2`."""
+    members: tuple[str, ...] | None = None
+    """The members of an average or a posterior that stay active; by default all active paths."""
+
+
+class PartSwitches:
+    """Sets the parts of one model. A skeleton without weights will do for finding out what is unknown."""
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.gates = {f"layer {number}": gate for number, gate in gates_of(model).items()}
+        head = getattr(model, "head", None)
+        self.members: tuple[str, ...] = tuple(getattr(head, "names", ()))
+        self.set: Switches | None = None
+        """Those that were set last."""
+
+    def apply(self, switches: Switches) -> None:
+        """Let these parts be active and no others; what is not known is an error."""
+        if switches == self.set:
+            return
+        self.set = None
+        off = _known(switches.gates_off, self.gates, "gate")
+        _known(switches.members or (), self.members, "member")
+        if isinstance(self.model, BraidForCausalLM):
+            config = self.model.config
+            use_paths(self.model, config.paths if switches.paths is None else switches.paths)
+            switch_off_modules(self.model, (*(config.without or ()), *switches.without))
+            if switches.members is not None:
+                self._use_members(frozenset(switches.members))
+        else:
+            for given, what in ((switches.paths, "paths to choose from"), (switches.without, "named modules")):
+                if given:
+                    raise BraidError(f"only Braid's models have {what}")
+        for name, gate in self.gates.items():
+            gate.is_off = name in off
+        self.set = switches
+
+    def _use_members(self, members: frozenset[str]) -> None:
+        if not members:
+            raise BraidError("at least one member must be active", todo=f"The model has {', '.join(self.members)}.")
+        head: Any = self.model.head
+        head.use_paths(members & {head.names[index] for index in head.active})
+        if not head.active:
+            raise BraidError("none of these members is an active path", todo="Let one of them be active.")
+
+
+def _known(names: Iterable[str], known: Iterable[str], what: str) -> set[str]:
+    known = list(known)
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) if known else ""
+            raise BraidError(f"the model has no {what} '{name}'.{hint}")
+    return set(names)
