@@ -17,6 +17,9 @@ GONE: dict[str, str] = {
 NEW: dict[str, str] = {
     r"Study keys > The top of a study > (steps|models|kept)": STEPS,
     r"Study keys > steps\.NAME.*": STEPS,
+    r"(Recipes|list recipes) > papers/moduleformer/languages": "the bases of Tables 4 and 5, modular and dense",
+    r"Recipe keys > training\.lora > embedding": "LoRA with a trained embedding, as in ModuleFormer's Table 4",
+    r"list tasks > bmlama53_of_3": "mLAMA with three options, as ModuleFormer asks it",
     r"Parts > projection.*": "experts of a projection are parts, so that another kind is one file; recipes stay",
 }
 """Patterns of names that came since, with what they are for."""

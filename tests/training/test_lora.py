@@ -95,6 +95,21 @@ def test_checkpoints_are_the_base_with_the_adapter_that_is_beside_them(
     assert f"trains {trained:,} parameters; {frozen:,} are frozen." in capsys.readouterr().out
 
 
+def test_the_embedding_is_trained_beside_adapters(
+    stories: Path, bases: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from peft import PeftModel
+
+    run = train(lora_recipe(stories, tmp_path / "run", bases["modules"], training={"lora": {"embedding": "trained"}}))
+    embeddings = {name for name in changed(run.model, bases["modules"]) if "stages" not in name}
+    assert embeddings == {name for name in weights(run.model) if "embedding" in name or name == "head.weight"}
+    assert "(matrices: 1, banks: 4) with the embedding trains" in capsys.readouterr().out
+    base = AutoModelForCausalLM.from_pretrained(bases["modules"], trust_remote_code=True)
+    loaded = PeftModel.from_pretrained(base, run.model / "adapter")
+    merged = AutoModelForCausalLM.from_pretrained(run.model, trust_remote_code=True)
+    torch.testing.assert_close(logits(loaded), logits(merged), rtol=0, atol=1e-5)
+
+
 def test_adapters_learn(stories: Path, bases: dict[str, Path], tmp_path: Path) -> None:
     recipe = lora_recipe(stories, tmp_path / "run", bases["modules"], rank=8, training={"budget": "25 steps"})
     train(recipe)
@@ -137,7 +152,14 @@ def test_adapters_of_banks_begin_at_zero_on_the_side_of_the_outputs() -> None:
 STATEFUL = {"activation_checkpointing": True, "accumulation": 2, "batch": 2, "lora": {"dropout": 0.2}}
 
 
-@pytest.mark.parametrize(("kind", "training"), [("plain", STATEFUL), ("modules", {"activation_checkpointing": True})])
+@pytest.mark.parametrize(
+    ("kind", "training"),
+    [
+        ("plain", STATEFUL),
+        ("modules", {"activation_checkpointing": True}),
+        ("paths", {"lora": {"embedding": "trained"}}),
+    ],
+)
 def test_a_stopped_run_goes_on_exactly(
     kind: str,
     training: dict[str, Any],

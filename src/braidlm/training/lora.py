@@ -40,7 +40,7 @@ class Lora:
 
     def write(self, folder: Path) -> None:
         """Write the adapters alone, as peft does."""
-        self.peft.save_pretrained(folder, save_embedding_layers=False)
+        self.peft.save_pretrained(folder, save_embedding_layers=self.config.embedding == "trained")
 
     def read(self, folder: Path) -> None:
         """Take the weights of adapters that `write` wrote."""
@@ -48,7 +48,7 @@ class Lora:
 
         tensors = load_file(folder / ADAPTER_WEIGHTS)
         found: Any = set_peft_model_state_dict(self.peft, tensors)
-        if found.unexpected_keys or len(tensors) != 2 * len(self.names):
+        if found.unexpected_keys or sum(".lora_" in name for name in tensors) != 2 * len(self.names):
             raise BraidError("these adapters are of other matrices", str(folder), "Begin a new run.")
 
 
@@ -71,17 +71,20 @@ class Adapter(Lora):
             todo = "Leave it at 0, or choose other matrices with training.lora.targets."
             raise BraidError(what, "training.lora.dropout", todo)
         super().__init__(model, names, config)
+        if config.embedding == "trained":  # peft has frozen it
+            model.get_input_embeddings().requires_grad_(True)
 
     def summary(self) -> str:
         """How much is trained."""
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         frozen = sum(p.numel() for p in self.model.parameters()) - trained
         made = f"LoRA of rank {self.config.rank} ({self.adapted})"
+        made += " with the embedding" if self.config.embedding == "trained" else ""
         return f"{made} trains {trained:,} parameters; {frozen:,} are frozen."
 
     @torch.no_grad()
     def merged(self) -> BraidForCausalLM:
-        """A model with the adapter in its matrices; frozen weights and adapter stay as they are."""
+        """A model with the adapter in its matrices; the trained model's weights and its adapter stay as they are."""
         weights = dict(self.base_weights)
         for name in self.names:
             layer: Any = self.model.get_submodule(name)

@@ -41,6 +41,9 @@ class LoraTrainingConfig:
     targets: list[str] | str | None = None
     """The matrices by the ends of their names (`[qkv, feed.out]`), or a regular expression of whole names; by default
     all between embedding and head but those of routers. Frozen ones get no adapter."""
+    embedding: Literal["frozen", "trained"] = "frozen"
+    """Whether the embedding itself is trained beside the adapters, and with it a head that shares its weights, as for a
+    language that the model has never read."""
 
 
 @with_features
@@ -192,6 +195,11 @@ class Recipe:
             yield BraidError(
                 "training.lora: Muon trains whole matrices, and adapters are two thin ones whose product counts",
                 todo="Leave out training.optimizer.kind, so that AdamW trains the adapters.",
+            )
+        if training.lora is not None and training.lora.embedding == "trained" and self.decoder is not None:
+            yield BraidError(
+                "training.lora.embedding: only Braid's models train their embedding beside adapters",
+                todo="Leave it out, or train the whole decoder without training.lora.",
             )
         if self.decoder is None:
             if training.precision == "pure_bf16":

@@ -50,6 +50,18 @@ def test_it_agrees_with_the_plain_way(folder: Path) -> None:
         assert (result.count, result.metric) == (4, "accuracy, % (per token)")
 
 
+def test_of_many_candidates_two_wrong_ones_are_drawn(folder: Path) -> None:
+    path = folder / "en.tsv"
+    path.write_text(path.read_text() + "Ann was born in <mask>.\tRome\tUlm, Bonn, Rome, Kiel, Jena\tAnn\n")
+    drawn, again = (TASKS["bmlama53_of_3"]().open(folder).items for _ in range(2))
+    assert drawn == again
+    assert [len(item.options) for item in drawn] == [3, 2, 3, 2, 3]
+    assert drawn[-1].options[drawn[-1].answer] == ("", "Ann was born in Rome.")
+    assert {option for _, option in drawn[-1].options} < {
+        f"Ann was born in {town}." for town in ("Ulm", "Bonn", "Rome", "Kiel", "Jena")
+    }
+
+
 @pytest.mark.parametrize(
     ("line", "what"),
     [

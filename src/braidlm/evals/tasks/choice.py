@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.formats.options import Item, LastWords, Measure, MultipleChoice, beginnings, endings, metric
@@ -256,6 +257,17 @@ class _Bmlama(Task):
         return Item(sentences, row.stem, answer=candidates.index(answer))
 
 
+class _BmlamaOfThree(_Bmlama):
+    """Two wrong candidates are drawn for each fact, as ModuleFormer's authors do; the draw is always the same."""
+
+    def fact(self, row: Row) -> Item:
+        item = super().fact(row)
+        wrong = [number for number in range(len(item.options)) if number != item.answer]
+        rng = Random(item.options[item.answer][1])
+        kept = sorted([item.answer, *rng.sample(wrong, min(2, len(wrong)))])
+        return replace(item, options=tuple(item.options[number] for number in kept), answer=kept.index(item.answer))
+
+
 TASKS.declare(
     "bmlama17",
     _Bmlama,
@@ -267,6 +279,13 @@ TASKS.declare(
     "bmlama53",
     _Bmlama,
     "BMLAMA-53: the same with fewer facts in more languages",
+    "3,070 facts in each of up to 53 languages",
+    locations=("bmlama/BMLAMA53", "BMLAMA53", f"{REPOSITORY}/1_easyrun/BMLAMA53"),
+)
+TASKS.declare(
+    "bmlama53_of_3",
+    _BmlamaOfThree,
+    "BMLAMA-53 with the right answer and two others of its candidates, as ModuleFormer asks mLAMA",
     "3,070 facts in each of up to 53 languages",
     locations=("bmlama/BMLAMA53", "BMLAMA53", f"{REPOSITORY}/1_easyrun/BMLAMA53"),
 )
