@@ -15,6 +15,7 @@ _HOMES = {
     "prune_curve": "braidlm.studies.prune_curve",
     "routes": "braidlm.inspection.routes",
     "generate": "braidlm.inspection.generate",
+    "serve": "braidlm.serving.serve",
     "compare": "braidlm.studies.compare",
     "convert": "braidlm.opening.convert",
     "show": "braidlm.studies.show",

@@ -21,6 +21,7 @@ NEW: dict[str, str] = {
     r"Recipe keys > training\.lora > embedding": "LoRA with a trained embedding, as in ModuleFormer's Table 4",
     r"list tasks > bmlama53_of_3": "mLAMA with three options, as ModuleFormer asks it",
     r"Parts > projection.*": "experts of a projection are parts, so that another kind is one file; recipes stay",
+    r"Verbs > braid serve.*": "OpenAI's API for programs and a page for people",
 }
 """Patterns of names that came since, with what they are for."""
 

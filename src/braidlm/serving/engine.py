@@ -55,7 +55,8 @@ class Engine:
         self.limit = min(limits, default=max(opened.context or 0, LENGTH))
         """The longest text in tokens."""
         self.most_waiting, self.tokens_generated = waiting, 0
-        self._ends = _ends(self.model, self.tokenizer.eos_id)
+        self.ends = _ends(self.model, self.tokenizer.eos_id)
+        """The tokens that end a text, and are no part of it."""
         self._parts = PartSwitches(self.model)
         self._make_decoder, self.facts = _decoding(self.model, rows, self.limit)
         self.rows = int(self.facts["rows"])
@@ -210,7 +211,7 @@ class Engine:
 
     def _lane(self, switches: Switches) -> Lane:
         found = self._lanes.pop(switches, None)
-        self._lanes[switches] = found or Lane(switches, self._make_decoder(), self._ends, self.limit)
+        self._lanes[switches] = found or Lane(switches, self._make_decoder(), self.ends, self.limit)
         return self._lanes[switches]
 
     def _advance(self, lane: Lane) -> None:

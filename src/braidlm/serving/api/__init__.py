@@ -1,0 +1,1 @@
+"""OpenAI's API over HTTP: bodies, answers, errors, safety and metrics."""
