@@ -1,6 +1,7 @@
 """Texts that share a cache, each at a position of its own: the tokens of each are those that it gets alone."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -143,3 +144,23 @@ def test_a_text_leaves_nothing_behind_for_the_next() -> None:
         driver.step()
     steps = decode_tokens(Decoder(model, 1, LENGTH), [[4, 5]], 6, Sampling(0))
     assert driver.got[row] == [tokens[0] for tokens, _ in steps]
+
+
+GPU = ["tiny/gpt2", "tiny/hybrid", "tiny/moep", "tiny/paths", "head posterior paths=", "attention stick_breaking"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith(tuple(GPU))])
+def test_replayed_graphs_give_what_each_text_gets_alone(name: str) -> None:
+    model = deepcopy(model_of(name)).float().cuda()
+    decoder = RowDecoder(BraidRows(model), 5, LENGTH)
+    driver, rows = Driver(decoder), []
+    for seed in range(12):
+        if len(rows) == 5:
+            decoder.leave(rows.pop(seed % 5))
+        rows.append(decoder.enter(prompt_of(seed), LENGTH))
+        driver.step()
+    assert decoder.graphs
+    for row, got in driver.got.items():
+        steps = decode_tokens(Decoder(model, 1, LENGTH, graph=False), [list(row.prompt)], len(got), Sampling(0))
+        assert got == [tokens[0] for tokens, _ in steps]

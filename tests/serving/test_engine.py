@@ -11,6 +11,7 @@ import torch
 
 from braidlm.core.decoding.decoder import Sampling
 from braidlm.core.errors import BraidError
+from braidlm.opening.open import open_model
 from braidlm.serving.engine import Busy, Engine, Request, Switches
 from tests.serving.engines import GREEDY, LIMIT, alone, engine_of, read, save_tiny, texts
 from tests.tiny_models import VOCABULARY, random_ids
@@ -244,3 +245,16 @@ def test_closing_without_waiting_cancels(folder: Path) -> None:
                 assert one.stopped == "cancelled"
 
         asyncio.run(ask())
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_each_text_what_it_gets_alone(folder: Path) -> None:
+    engine = Engine(open_model(folder), "cuda", rows=6, length=LIMIT)
+    requests = [Request(prompt(seed), 3 + seed % 9, GREEDY) for seed in range(40)]
+    seeded = Request((1, 2, 3), 15, Sampling(0.9, top_k=20, top_p=0.95, seed=5), ignore_eos=True, top_logprobs=2)
+    got = texts(engine, [*requests, seeded])
+    assert texts(engine, [seeded]) == got[-1:]
+    for request, tokens in zip(requests, got[:-1], strict=True):
+        assert tokens == alone(engine.model, request.prompt, request.max_tokens, EOS)
+    engine.close()
+    assert (engine.running, engine.waiting, engine.free) == (0, 0, 6)
