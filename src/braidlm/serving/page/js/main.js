@@ -1,0 +1,129 @@
+/** The frame of the page: where one is, which model it is about, and the theme. */
+import { get, onMissingKey, setKey } from "./api.js";
+import { addressOf, update, useAddress } from "./address.js";
+import { Copied, ModelChoice, Problem } from "./parts/fields.js";
+import { Mark } from "./parts/mark.js";
+import { count, html, render, useEffect, useState } from "./ui.js";
+import { Lineage } from "./views/lineage.js";
+import { Routes } from "./views/routes.js";
+import { Runs } from "./views/runs.js";
+import { SwitchOff, TwoModels } from "./views/beside.js";
+import { Write } from "./views/write.js";
+
+/** The views: key, name, component, and whether they are about a model. */
+const VIEWS = [
+  ["write", "Write", Write, true],
+  ["routes", "Who goes where", Routes, true],
+  ["switch", "Switch a part off", SwitchOff, true],
+  ["two", "Two models", TwoModels, true],
+  ["runs", "Runs", Runs, false],
+  ["lineage", "Lineage", Lineage, true],
+];
+
+function Page() {
+  const state = useAddress();
+  const [models, setModels] = useState(null);
+  const [error, setError] = useState(null);
+  const [locked, setLocked] = useState(false);
+  const load = () =>
+    get("/braid/models").then(
+      (told) => {
+        setModels(told.models);
+        setError(null);
+        setLocked(false);
+      },
+      (raised) => setError(raised.message),
+    );
+  useEffect(() => {
+    onMissingKey(() => setLocked(true));
+    load();
+  }, []);
+  const asked = VIEWS.find(([key]) => key === state.view) ?? VIEWS[0];
+  const [view, title, View, ofModel] = models && !models.length && asked[3] ? VIEWS.find(([key]) => key === "runs") : asked;
+  const model = models?.find((one) => one.name === state.model) ?? models?.[0];
+  useEffect(() => {
+    document.title = `${title} · Braid`;
+  }, [title]);
+  return html`<a class="skip" href="#content" onClick=${skip}>Skip to the content</a>
+    <header class="head">
+      <a class="home" href=${addressOf({ view: "write" })} aria-label="Braid, write"><${Mark} /></a>
+      <nav aria-label="Views">${VIEWS.map(
+        ([key, name]) => html`<a key=${key} href=${addressOf({ view: key })} aria-current=${key === view ? "page" : undefined}>${name}</a>`,
+      )}</nav>
+      <${Theme} />
+    </header>
+    <main id="content" tabindex="-1">
+      <div class="title">
+        <h1>${title}</h1>
+        ${model && ofModel && html`<div class="about">
+          ${view !== "two" && html`<${ModelChoice} label="Model" models=${models} value=${model.name}
+            change=${(name) => update({ model: name, off: [], layer: 0, written: "", node: "" }, true)} />`}
+          ${view !== "two" && html`<p class="facts-line">${factsOf(model)}</p>`}
+        </div>`}
+      </div>
+      ${locked ? html`<${Locked} unlocked=${load} />` : html`<${Problem} error=${error} />`}
+      ${models && !locked && (ofModel ? model && html`<${View} key=${`${view} ${view === "two" ? "" : model.name}`} model=${model} models=${models} state=${state} />` : html`<${View} state=${state} models=${models} />`)}
+      ${!models && !error && !locked && html`<p class="soft" role="status">Asking the server …</p>`}
+    </main>
+    <footer class="foot">
+      <span>Made by <code>braid serve</code>, on your machine alone.</span>
+      <${Copied} todo=${() => navigator.clipboard.writeText(location.href)}>Copy the address of this view</${Copied}>
+      <a href="/docs">The API</a>
+    </footer>`;
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("content").focus();
+}
+
+function factsOf(model) {
+  const parts = [
+    model.kind,
+    model.parameters && `${count(model.parameters)} parameters`,
+    model.paths?.length && `paths ${model.paths.join(", ")}`,
+    model.members?.length && `members ${model.members.join(", ")}`,
+    model.modules?.length && `experts in ${model.modules.length} ${model.modules.length === 1 ? "place" : "places"}`,
+    model.gates?.length && `${model.gates.length} gates`,
+    (model.limit ?? model.context) && `${count(model.limit ?? model.context)} tokens of context`,
+  ];
+  return parts.filter(Boolean).join(" · ");
+}
+
+/** Light, dark, or as the system has it. */
+function Theme() {
+  const [theme, set] = useState(document.documentElement.dataset.theme ?? "");
+  const next = { "": "dark", dark: "light", light: "" };
+  const names = { "": "as the system", dark: "dark", light: "light" };
+  const signs = { "": "◐", dark: "●", light: "○" };
+  const turn = () => {
+    const chosen = next[theme];
+    if (chosen) document.documentElement.dataset.theme = chosen;
+    else delete document.documentElement.dataset.theme;
+    try {
+      localStorage.setItem("theme", chosen);
+    } catch {
+      // it then holds until the page is left
+    }
+    set(chosen);
+  };
+  return html`<button type="button" class="theme" onClick=${turn} title=${`Theme: ${names[theme]}`} aria-label=${`Theme: ${names[theme]}. Change to ${names[next[theme]]}.`}>${signs[theme]}</button>`;
+}
+
+/** The server wants a key. */
+function Locked({ unlocked }) {
+  const [key, set] = useState("");
+  const send = (event) => {
+    event.preventDefault();
+    setKey(key);
+    unlocked();
+  };
+  return html`<form class="panel narrow" onSubmit=${send}>
+    <label class="field wide"><span class="label">This server wants its API key</span>
+      <input type="password" value=${key} autocomplete="off" onInput=${(event) => set(event.target.value)} />
+      <small>It stands where \`braid serve\` was started. The key stays in this tab.</small></label>
+    <div class="buttons"><button type="submit" class="main" disabled=${!key}>Open</button></div>
+  </form>`;
+}
+
+render(html`<${Page} />`, document.getElementById("page"));
