@@ -58,7 +58,7 @@ function Page() {
         ${model && ofModel && html`<div class="about">
           ${view !== "two" && html`<${ModelChoice} label="Model" models=${models} value=${model.name}
             change=${(name) => update({ model: name, off: [], layer: 0, written: "", node: "" }, true)} />`}
-          ${view !== "two" && html`<p class="facts-line">${factsOf(model)}</p>`}
+          ${view !== "two" && html`<p class="facts-line">${model.problem ?? factsOf(model)}</p>`}
         </div>`}
       </div>
       ${locked ? html`<${Locked} unlocked=${load} />` : html`<${Problem} error=${error} />`}
@@ -66,7 +66,7 @@ function Page() {
       ${!models && !error && !locked && html`<p class="soft" role="status">Asking the server …</p>`}
     </main>
     <footer class="foot">
-      <span>Made by <code>braid serve</code>, on your machine alone.</span>
+      <span>This page asks its own server, and nobody else.</span>
       <${Copied} todo=${() => navigator.clipboard.writeText(location.href)}>Copy the address of this view</${Copied}>
       <a href="/docs">The API</a>
     </footer>`;
@@ -79,7 +79,6 @@ function skip(event) {
 
 function factsOf(model) {
   const parts = [
-    model.kind,
     model.parameters && `${count(model.parameters)} parameters`,
     model.paths?.length && `paths ${model.paths.join(", ")}`,
     model.members?.length && `members ${model.members.join(", ")}`,

@@ -7,10 +7,10 @@ import { Check } from "./fields.js";
 export function partsOf(model) {
   const named = (kind, names) => (names ?? []).map((name) => ({ key: `${kind}:${name}`, name }));
   const groups = [
-    { kind: "path", title: "Paths", parts: named("path", model.paths) },
-    ...(model.modules ?? []).map(({ layer, names }) => ({
+    { kind: "path", title: "Paths", parts: named("path", model.paths?.filter((name) => !model.members?.includes(name))) },
+    ...(model.modules ?? []).map(({ layer, label, names }) => ({
       kind: "module",
-      title: `Experts of ${layer}`,
+      title: `Experts of ${label ?? layer}`,
       parts: names.map((name) => ({ key: `module:${layer}:${name}`, name })),
     })),
     { kind: "gate", title: "Gates", parts: named("gate", model.gates) },

@@ -68,7 +68,7 @@ function Beside({ box, at, children }) {
     own.current.style.left = `${left}px`;
     own.current.style.top = `${last.bottom - outer.top + 6}px`;
   });
-  return html`<div class="beside" role="tooltip" ref=${own}>${children}</div>`;
+  return html`<div class="at-token" role="tooltip" ref=${own}>${children}</div>`;
 }
 
 /** Line breaks are seen, and a token that completes no character has a mark. */

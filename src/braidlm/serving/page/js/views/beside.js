@@ -95,7 +95,7 @@ function Beside({ state, left, right, same, hint, children }) {
   </div>
   <div class="pair texts">${["left", "right"].map(
     (name) => html`<section key=${name} aria-label=${sides[name].title}><h2 class="small-title">${sides[name].title}</h2>
-      ${texts[name] ? html`<${Tokens} label=${`Written: ${sides[name].title}`} before=${state.prompt} tokens=${texts[name]} writing=${busy} look=${(index) => (parting !== null && index >= parting ? { name: "differs", strength: 0.4 } : {})}
+      ${texts[name] ? html`<${Tokens} label=${`Written: ${sides[name].title}`} before=${state.prompt} tokens=${texts[name]} writing=${busy} look=${(index) => (index === parting ? { name: "differs" } : {})}
         say=${(index) => percent(texts[name][index].probability)} tip=${(index) => html`<b>${quoted(texts[name][index].text)}</b> ${percent(texts[name][index].probability)}`} />`
         : html`<p class="soft">${name === "left" ? "Both sides write with the same seed, so what differs comes from the models alone." : same ? hint : ""}</p>`}</section>`,
   )}</div>

@@ -35,8 +35,8 @@ export function Changes({ answer, left, right }) {
   const table = () => [["position", "token", "text", "before", "after", "rank before", "rank after", "divergence"], ...tokens.map((t, i) => [i, t.id, t.text, t.before, t.after, t.rank_before, t.rank_after, t.divergence])];
   return html`<section class="changes" aria-label="What changes">
     <h2>What changes</h2>
-    <p class="verdict">${verdict(answer, right)}</p>
-    <ul class="legend"><li><span class="swatch better"></span>more probable on the right</li><li><span class="swatch worse"></span>less probable</li></ul>
+    <p class="verdict">${verdict(answer)}</p>
+    <ul class="names"><li><span class="swatch better"></span>more probable on the right</li><li><span class="swatch worse"></span>less probable</li></ul>
     <${Tokens} label="The text, with what changes" tokens=${tokens} picked=${picked} look=${(index) => lookOf(tokens[index])} pick=${(index) => pick(index)}
       say=${(index) => (isKnown(tokens[index]) ? `${percent(tokens[index].before)} to ${percent(tokens[index].after)}` : "the first token")} tip=${(index) => html`<${Tip} token=${tokens[index]} />`} />
     <p class="soft">Click a token for what both sides find most probable there.</p>
@@ -50,12 +50,12 @@ export function Changes({ answer, left, right }) {
   </section>`;
 }
 
-function verdict({ bits_before: before, bits_after: after }, right) {
+function verdict({ bits_before: before, bits_after: after }) {
+  if (!Number.isFinite(before) || !Number.isFinite(after)) return "";
   const change = after - before;
-  if (!Number.isFinite(change)) return "";
-  const said = `${before.toFixed(3)} → ${after.toFixed(3)} bits per byte of this text`;
+  const said = `${before.toFixed(3)} bits per byte of this text on the left, ${after.toFixed(3)} on the right`;
   if (Math.abs(change) < 0.0005) return `${said}: no difference.`;
-  return `${said}: ${right.title} finds it ${change > 0 ? "less" : "more"} probable.`;
+  return `${said}, where it is ${change > 0 ? "less" : "more"} probable.`;
 }
 
 function Tip({ token }) {

@@ -8,9 +8,11 @@ import { Downloads } from "../parts/downloads.js";
 import { Problem } from "../parts/fields.js";
 import { figure, html, useEffect, useRef, useState } from "../ui.js";
 
-const [WIDE, HIGH, PAD] = [190, 58, 12];
+const HIGH = 58;
+const PAD = 8;
+/** The width of a node, the gap beside it, and how many letters fit: with room, and on a phone. */
+const [ROOMY, NARROW] = [{ wide: 186, gap: 22, letters: 21 }, { wide: 108, gap: 10, letters: 11 }];
 const KINDS = { model: "model", edit: "edit", recipe: "recipe", data: "data" };
-const LONGEST = 24;
 
 export function Lineage({ model, state }) {
   const name = encodeURIComponent(model.name);
@@ -26,11 +28,11 @@ export function Lineage({ model, state }) {
 }
 
 /** Places of all nodes and edges; from left to right where there is room for it. */
-function placed(graph, across) {
+function placed(graph, across, { wide, gap }) {
   const made = new Graph({ multigraph: true });
-  made.setGraph({ rankdir: across ? "LR" : "TB", nodesep: 22, ranksep: across ? 64 : 48, marginx: PAD, marginy: PAD });
+  made.setGraph({ rankdir: across ? "LR" : "TB", nodesep: gap, ranksep: across ? 64 : 48, marginx: PAD, marginy: PAD });
   made.setDefaultEdgeLabel(() => ({}));
-  graph.nodes.forEach((node) => made.setNode(node.id, { width: WIDE, height: HIGH }));
+  graph.nodes.forEach((node) => made.setNode(node.id, { width: wide, height: HIGH }));
   const known = new Set(graph.nodes.map((node) => node.id));
   const edges = graph.edges.filter((edge) => known.has(edge.from) && known.has(edge.to));
   edges.forEach((edge, index) => made.setEdge(edge.from, edge.to, {}, String(index)));
@@ -52,10 +54,11 @@ function Picture({ model, graph, chosen }) {
     watch.observe(box.current);
     return () => watch.disconnect();
   }, []);
-  const across = placed(graph, true);
-  const drawing = room && across.width > room * 1.25 ? placed(graph, false) : across;
+  const size = room && room < 560 ? NARROW : ROOMY;
+  const across = placed(graph, true, size);
+  const drawing = room && across.width > room ? placed(graph, false, size) : across;
   const choose = (node) => update({ node: node.id === chosen?.id ? "" : node.id });
-  const short = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
+  const short = (text) => (text.length > size.letters ? `${text.slice(0, size.letters - 1)}…` : text);
   const svg = () => standalone(box.current.querySelector("svg"));
   return html`<figure class="lineage" ref=${box}>
     <div class="scroll" tabindex="0" role="region" aria-label="Picture of the lineage"><svg role="group" aria-label=${`Lineage of ${model.name}`} width=${drawing.width} height=${drawing.height} viewBox=${`0 0 ${drawing.width} ${drawing.height}`}>
@@ -65,12 +68,12 @@ function Picture({ model, graph, chosen }) {
         return html`<g key=${index} class="edge"><path d=${curve(edge.points)} marker-end="url(#arrow)" />${edge.label && html`<text x=${middle.x} y=${middle.y - 6} text-anchor="middle">${short(edge.label)}</text>`}</g>`;
       })}
       ${drawing.nodes.map((node) => html`<g key=${node.id} class=${`node ${KINDS[node.kind] ?? "model"} ${node.id === chosen?.id ? "chosen" : ""}`} role="button" tabindex="0" aria-pressed=${String(node.id === chosen?.id)}
-        aria-label=${`${KINDS[node.kind] ?? ""} ${node.label}`} transform=${`translate(${node.x - WIDE / 2} ${node.y - HIGH / 2})`} onClick=${() => choose(node)} onKeyDown=${(event) => {
+        aria-label=${`${KINDS[node.kind] ?? ""} ${node.label}`} transform=${`translate(${node.x - size.wide / 2} ${node.y - HIGH / 2})`} onClick=${() => choose(node)} onKeyDown=${(event) => {
           if (event.key !== "Enter" && event.key !== " ") return;
           event.preventDefault();
           choose(node);
-        }}><title>${node.label}</title><rect width=${WIDE} height=${HIGH} rx=${node.kind === "data" ? 28 : 9} />
-        <text class="kind" x="16" y="22">${KINDS[node.kind] ?? ""}</text><text class="name" x="16" y="42">${short(node.label)}</text></g>`)}
+        }}><title>${node.label}</title><rect width=${size.wide} height=${HIGH} rx=${node.kind === "data" ? 28 : 9} />
+        <text class="kind" x="14" y="22">${KINDS[node.kind] ?? ""}</text><text class="name" x="14" y="42">${short(node.label)}</text></g>`)}
     </svg></div>
     <figcaption>What ${model.name} came from. Choose a part for its facts.</figcaption>
     <${Downloads} name=${`${model.name} lineage`} picture=${svg} data=${() => graph} />
@@ -107,7 +110,7 @@ function standalone(drawing) {
 
 /** Facts as a table; what is nested is opened, and long lists of values stand in one cell. */
 function Facts({ facts }) {
-  const entries = Object.entries(facts).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const entries = Object.entries(facts).filter(([, value]) => value !== null && value !== undefined && value !== "" && value.length !== 0);
   if (!entries.length) return html`<p class="soft">Nothing more is known.</p>`;
   return html`<dl class="facts-list">${entries.map(([name, value]) => html`<div key=${name}><dt>${name.replaceAll("_", " ")}</dt><dd><${Fact} value=${value} /></dd></div>`)}</dl>`;
 }

@@ -107,7 +107,7 @@ function spoken(one, layer) {
 function Legend({ names, kinds, only, choose }) {
   const [held, hold] = useState(null);
   const point = (name) => choose(name ?? held);
-  return html`<ul class="legend" aria-label="Legend">${names.map(
+  return html`<ul class="names" aria-label="Legend">${names.map(
     (name) => html`<li key=${name}><button type="button" aria-pressed=${String(held === name)} onPointerEnter=${() => point(name)} onPointerLeave=${() => point(null)}
       onClick=${() => {
         const next = held === name ? null : name;
@@ -122,13 +122,14 @@ function Weights({ layer, index, token, kinds }) {
   const chosen = layer.chosen[index] ?? [];
   if (!chosen.length) return html`<b>${quoted(token.text)}</b> passes by ${layer.label}`;
   const weights = layer.choices.map((name, which) => ({
-    name: `${name}${chosen.includes(which) || chosen.length === layer.choices.length ? "" : " (not taken)"}`,
+    name,
     value: layer.weights[index][which],
     kind: kinds.get(name),
     note: layer.gates ? figure(layer.weights[index][which]) : undefined,
   }));
   const best = weights.sort((a, b) => b.value - a.value).slice(0, SHOWN);
-  return html`<p><b>${quoted(token.text)}</b> in ${layer.label}</p><${Bars} rows=${best} />${weights.length > SHOWN && html`<p class="soft">and ${weights.length - SHOWN} more</p>`}`;
+  const left = weights.length - best.length;
+  return html`<p><b>${quoted(token.text)}</b> in ${layer.label}</p><${Bars} rows=${best} />${left > 0 && html`<p class="soft">and ${left} more</p>`}`;
 }
 
 function Shares({ layers, kinds }) {

@@ -114,7 +114,13 @@ function seriesOf(columns, rows, begins) {
     if (!known.length) return;
     const stride = Math.ceil(known.length / POINTS);
     const kept = known.filter((_, at) => at % stride === 0 || at === known.length - 1);
-    made[rest.join("/") || (head === "bits_per_byte" || head === "perplexity" ? "all" : head.replaceAll("_", " "))] = [kept.map((row) => row[0]), kept.map((row) => row[index])];
+    made[seriesName(head, rest.join("/"))] = [kept.map((row) => row[0]), kept.map((row) => row[index])];
   });
   return made;
+}
+
+/** Measures of validation have a value for each text and one for all; the loss alone is that of training. */
+function seriesName(measure, part) {
+  if (measure === "loss") return part ? `validation, ${part}` : "training";
+  return part || (measure === "bits_per_byte" || measure === "perplexity" ? "all texts" : measure.replaceAll("_", " "));
 }
