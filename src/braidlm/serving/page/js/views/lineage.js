@@ -57,11 +57,12 @@ function Picture({ model, graph, chosen }) {
   const size = room && room < 560 ? NARROW : ROOMY;
   const across = placed(graph, true, size);
   const drawing = room && across.width > room ? placed(graph, false, size) : across;
+  const shrunk = room && drawing.width > room && drawing.width < 1.4 * room ? room / drawing.width : 1;
   const choose = (node) => update({ node: node.id === chosen?.id ? "" : node.id });
   const short = (text) => (text.length > size.letters ? `${text.slice(0, size.letters - 1)}…` : text);
   const svg = () => standalone(box.current.querySelector("svg"));
   return html`<figure class="lineage" ref=${box}>
-    <div class="scroll" tabindex="0" role="region" aria-label="Picture of the lineage"><svg role="group" aria-label=${`Lineage of ${model.name}`} width=${drawing.width} height=${drawing.height} viewBox=${`0 0 ${drawing.width} ${drawing.height}`}>
+    <div class="scroll" tabindex="0" role="region" aria-label="Picture of the lineage"><svg role="group" aria-label=${`Lineage of ${model.name}`} width=${shrunk * drawing.width} height=${shrunk * drawing.height} viewBox=${`0 0 ${drawing.width} ${drawing.height}`}>
       <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" class="head-of-arrow" /></marker></defs>
       ${drawing.edges.map((edge, index) => {
         const middle = edge.points[Math.floor(edge.points.length / 2)];
