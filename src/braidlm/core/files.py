@@ -209,15 +209,31 @@ def _sync(path: Path) -> None:
 
 
 POLL_SECONDS = 0.25
+LOOKS, LOOK_SECONDS = 4, 0.02
+"""How often, and after how many seconds, a lock is tried again before it counts as held."""
 REMINDER_SECONDS = 60.0
 """How often a process that waits says so."""
 
 
 def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
     """Lock a folder until the handle is closed; an error if another process holds it."""
-    if try_lock(handle) is False:  # where there are no locks, the user must not start two runs at once
-        what = f"another `braid {verb}` is at work here"
-        raise BraidError(what, str(folder), f"Wait for it to end, or choose another {option}.")
+    for _ in range(LOOKS):
+        if try_lock(handle) is not False:  # where there are no locks, the user must not start two runs at once
+            return
+        time.sleep(LOOK_SECONDS)  # the other may only be looking (`is_locked`)
+    what = f"another `braid {verb}` is at work here"
+    raise BraidError(what, str(folder), f"Wait for it to end, or choose another {option}.")
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether another process is at work in a folder, which is locked for a moment to find out."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            return try_lock(handle) is False
+        finally:
+            os.close(handle)
+    return False
 
 
 def lock_or_wait(handle: int, folder: Path) -> None:

@@ -30,14 +30,19 @@ def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
         part.use_paths(frozenset(active))
 
 
+def module_routers(model: nn.Module) -> list[TopKRouter]:
+    """The routers that choose among modules (experts), and not among paths."""
+    of_paths = {router for part in _with_paths(model) for router in part.path_routers()}
+    return [m for m in model.modules() if isinstance(m, TopKRouter) and m not in of_paths]
+
+
 def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
     """Let routers choose none of these modules (experts), and all others again.
 
     A name is that of a module or a pattern, in every layer or, after a colon, in a part of the model: `german*`,
     `stages.0.layers.3:expert_2`. The weight of what is off goes to the others, in proportion to their own.
     """
-    of_paths = {router for part in _with_paths(model) for router in part.path_routers()}
-    routers = [m for m in model.modules() if isinstance(m, TopKRouter) and m not in of_paths]
+    routers = module_routers(model)
     off: dict[TopKRouter, set[str]] = {router: set() for router in routers}
     parts = [router.address.removesuffix(".router") for router in routers]
     for name in names:

@@ -1,0 +1,180 @@
+"""Where a model came from as a graph: models, what made them (recipes and edits), and the data they were trained on.
+
+A lineage may be a stranger's: nothing in it is taken for granted, and a graph has at most MAX_NODES nodes.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from braidlm.core.files import json_sha256
+from braidlm.core.models.runs import training_of
+
+Kind = Literal["model", "edit", "recipe", "data"]
+MAX_NODES = 500
+MAX_TEXT = 300
+"""Characters of a label or a fact."""
+SHORT = 12
+"""Characters of a hash that tell models apart for people."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A model, what made it, or data."""
+
+    id: str
+    label: str
+    kind: Kind
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What went into what."""
+
+    source: str
+    target: str
+    label: str = ""
+
+
+@dataclass
+class LineageGraph:
+    """The model itself is the first node."""
+
+    nodes: list[Node] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+
+
+def lineage_graph(
+    name: str,
+    lineage: Mapping[str, Any] | None,
+    find: Callable[[str], Mapping[str, Any] | None] = lambda sha256: None,
+) -> LineageGraph:
+    """The graph of a model by its lineage, and by those of its sources as far as they are recorded.
+
+    `find` may know the lineage of a model by the SHA-256 of its weights, where it is not recorded.
+    """
+    builder = _Builder(find)
+    builder.model(name, dict(lineage or {}))
+    return builder.graph
+
+
+class _Builder:
+    def __init__(self, find: Callable[[str], Mapping[str, Any] | None]):
+        self.find, self.graph = find, LineageGraph()
+        self.known: dict[str, str] = {}
+        """The ids of nodes by what identifies what they stand for."""
+
+    def model(self, name: str, record: Mapping[str, Any], depth: int = 0) -> str | None:
+        """The node of a model, and all that it came from; None where the graph is full."""
+        weights = record.get("weights")
+        sha256 = record.get("sha256") or (weights.get("sha256") if isinstance(weights, dict) else None)
+        identity = sha256 or (weights if isinstance(weights, dict) else None) or [name, depth, len(self.graph.nodes)]
+        id, is_new = self._node("model", name, _model_facts(record, sha256), identity)
+        if id is None or not is_new:
+            return id
+        nested = record.get("lineage")
+        known = dict(nested) if isinstance(nested, dict) else dict(record)
+        if not known.get("made_by") and isinstance(sha256, str):
+            known |= self.find(sha256) or {}
+        base = known.get("base")
+        if isinstance(base, dict):
+            self._edge(self.model(_name_of(base), base, depth + 1), id, "base")
+        maker = self._maker(known, id) or id
+        sources = known.get("sources")
+        for source in sources if isinstance(sources, list) else []:
+            if isinstance(source, dict):
+                self._source(source, maker, known, depth)
+        return id
+
+    def _maker(self, known: Mapping[str, Any], made: str) -> str | None:
+        """The recipe or edit that made a model."""
+        made_by = known.get("made_by")
+        if not isinstance(made_by, str) or not made_by:
+            return None
+        recipe = known.get("recipe")
+        if made_by == "braid train":
+            label = recipe.get("name") if isinstance(recipe, dict) else None
+            label = str(label or f"recipe {str(known.get('recipe_sha256', ''))[:SHORT]}".strip())
+            id, _ = self._node("recipe", label, _recipe_facts(known), [made, made_by])
+        else:
+            options = known.get("options")
+            facts = {"made by": made_by, **(_flat(options) if isinstance(options, dict) else {})}
+            id, _ = self._node("edit", made_by.removeprefix("braid "), facts, [made, made_by])
+        self._edge(id, made, "")
+        return id
+
+    def _source(self, source: Mapping[str, Any], maker: str, known: Mapping[str, Any], depth: int) -> None:
+        if "data" in source:
+            sets = (((known.get("recipe") or {}).get("data") or {}).get("sets") or {}) if _is_recipe(known) else {}
+            own = sets.get(str(source["data"])) if isinstance(sets, dict) else None
+            facts = _flat({key: value for key, value in source.items() if key != "data"})
+            if isinstance(own, dict):
+                facts |= _flat({key: own[key] for key in ("source", "folder", "path") if own.get(key)})
+            id, _ = self._node("data", str(source["data"]), facts, [source["data"], facts])
+            tokens = source.get("tokens")
+            self._edge(id, maker, f"{tokens:,} tokens" if isinstance(tokens, int) else "")
+            return
+        self._edge(self.model(_name_of(source), source, depth + 1), maker, str(source.get("role") or ""))
+
+    def _node(self, kind: Kind, label: str, facts: dict[str, Any], identity: Any) -> tuple[str | None, bool]:
+        """The id of a node, and whether it is new."""
+        key = f"{kind} {json_sha256(json.loads(json.dumps(identity, default=str)))}"
+        if key in self.known:
+            return self.known[key], False
+        if len(self.graph.nodes) >= MAX_NODES:
+            return None, False
+        id = self.known[key] = f"{kind}-{len(self.graph.nodes)}"
+        self.graph.nodes.append(Node(id, label[:MAX_TEXT], kind, facts))
+        return id, True
+
+    def _edge(self, source: str | None, target: str | None, label: str) -> None:
+        if source is None or target is None:
+            return
+        edge = Edge(source, target, label[:MAX_TEXT])
+        if edge not in self.graph.edges:
+            self.graph.edges.append(edge)
+
+
+def _is_recipe(known: Mapping[str, Any]) -> bool:
+    recipe = known.get("recipe")
+    return isinstance(recipe, dict) and isinstance(recipe.get("data") or {}, dict)
+
+
+def _name_of(source: Mapping[str, Any]) -> str:
+    """What a source is called: the path that it became, before its folder, which may be `step-001000`."""
+    return str(next((source[key] for key in ("name", "model", "path") if source.get(key)), "a model"))
+
+
+def _model_facts(record: Mapping[str, Any], sha256: Any) -> dict[str, Any]:
+    facts = {key: record[key] for key in ("model", "format", "role", "licence", "created", "length") if record.get(key)}
+    facts |= {"sha256": sha256} if sha256 else {}
+    return _flat(facts | {"training": training_of(dict(record))})
+
+
+def _recipe_facts(known: Mapping[str, Any]) -> dict[str, Any]:
+    recipe = known.get("recipe")
+    facts: dict[str, Any] = {"recipe_sha256": known.get("recipe_sha256")}
+    if isinstance(recipe, dict):
+        training = recipe.get("training")
+        kept = ("budget", "batch", "optimizer", "seed")
+        facts |= {key: recipe[key] for key in ("seed", "licence") if recipe.get(key) is not None}
+        facts |= {key: training[key] for key in kept if key in training} if isinstance(training, dict) else {}
+    return _flat(facts)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Plain values under names with dots, as people read them; texts are shortened, and what is nested deep is left."""
+    flat: dict[str, Any] = {}
+    for key, value in list(values.items())[:MAX_NODES]:
+        name = f"{prefix}{key}"[:MAX_TEXT]
+        if isinstance(value, dict) and prefix.count(".") < 3:
+            flat |= _flat(value, f"{name}.")
+        elif isinstance(value, (bool, int, float)):
+            flat[name] = value if not isinstance(value, float) or abs(value) < float("inf") else str(value)
+        elif isinstance(value, (list, tuple)):
+            flat[name] = ", ".join(map(str, value))[:MAX_TEXT]
+        elif value is not None and not isinstance(value, dict):
+            flat[name] = str(value)[:MAX_TEXT]
+    return flat

@@ -1,0 +1,183 @@
+"""`/braid/...`: what looks inside models, runs and reports, over HTTP."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+
+from braidlm.core.decoding.generation import encode_prompts, next_after, token_texts
+from braidlm.inspection.lineage import lineage_graph
+from braidlm.inspection.text_changes import check_size, predict, text_change
+from braidlm.inspection.token_routings import token_routings
+from braidlm.serving.api.errors import ApiError
+from braidlm.serving.api.safety import REPORT_POLICY
+from braidlm.serving.engine import Switches
+from braidlm.serving.inspect.answers import (
+    MAX_TOKENS,
+    ChangesAnswer,
+    ChangesBody,
+    LineageAnswer,
+    MetricsAnswer,
+    ModelsAnswer,
+    NextAnswer,
+    NextBody,
+    RoutingsAnswer,
+    RoutingsBody,
+    RunsAnswer,
+    SamplesAnswer,
+    TokensAnswer,
+    TokensBody,
+)
+from braidlm.serving.inspect.folders import ServedFolders
+from braidlm.serving.inspect.model_parts import ModelParts
+from braidlm.serving.models import ServedModel, ServedModels
+from braidlm.studies.show import folder_facts
+
+
+def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
+    """All endpoints; what computes does so on the engine's thread of its model, between two steps of generation."""
+    api = APIRouter()
+    parts = ModelParts()
+    facts: dict[Path, Any] = {}
+    """By the folder of a model, because finding them reads all of it."""
+    one_comparison = asyncio.Semaphore(1)
+    """Two predictions of a whole text may take half a gigabyte."""
+
+    @api.get("/braid/models", tags=["models"])
+    def served_models() -> ModelsAnswer:
+        """All models that are served, with the names of their parts that can be switched off."""
+        return ModelsAnswer(
+            models=[parts.of(found, folders.run_id(found.run)) for found in map(models.find, models.names)]
+        )
+
+    @api.get("/braid/models/{name:path}/facts", tags=["models"])
+    def model_facts(name: str) -> dict[str, Any]:
+        """What `braid show MODEL --json` says: sizes, costs, stages, problems."""
+        opened = models.find(name).opened
+        if opened.folder not in facts:
+            facts[opened.folder] = _finite(folder_facts(opened))
+        return facts[opened.folder]
+
+    @api.get("/braid/models/{name:path}/lineage", tags=["models"])
+    def lineage(name: str) -> LineageAnswer:
+        """What came from where: models, recipes, edits and data, as far as lineage.json and the folders tell."""
+        model = models.find(name)
+        graph = lineage_graph(model.opened.title, model.opened.lineage, folders.lineage_of)
+        return LineageAnswer.model_validate(graph, from_attributes=True)
+
+    @api.post("/braid/tokens", tags=["tokens"])
+    def tokens(body: TokensBody) -> TokensAnswer:
+        """A text as the model's tokens, with those that begin a text."""
+        tokenizer = models.find(body.model).opened.tokenizer
+        return TokensAnswer(tokens=_tokens(tokenizer, _encoded(tokenizer, body.text)))
+
+    @api.post("/braid/next", tags=["tokens"])
+    async def next_token(body: NextBody) -> NextAnswer:
+        """The most probable tokens after a prompt, as `braid generate --top-next` gives them."""
+        found, switches = models.find(body.model), body.switches.switches()
+        ids = [*_read(found, body.prompt, "prompt"), *body.tokens]
+        _check(found, ids, "prompt")
+        tokenizer, engine = found.opened.tokenizer, await models.engine(body.model)
+        best = await engine.call(lambda model: next_after(model, tokenizer, ids, body.top), switches)
+        return NextAnswer.model_validate({"tokens": best}, from_attributes=True)
+
+    @api.post("/braid/routings", tags=["tokens"])
+    async def routings(body: RoutingsBody) -> RoutingsAnswer:
+        """Who goes where: for each token and layer, the paths, experts, members or depths that serve it, and what gates
+        add. The choices are those of `braid routes`."""
+        found, switches = models.find(body.model), body.switches.switches()
+        ids = _read(found, body.text, "text")
+        engine = await models.engine(body.model)
+        layers = await engine.call(lambda model: token_routings(model, ids), switches)
+        told = {"tokens": _tokens(found.opened.tokenizer, ids), "layers": layers}
+        return RoutingsAnswer.model_validate(told, from_attributes=True)
+
+    @api.post("/braid/changes", tags=["tokens"])
+    async def changes(body: ChangesBody) -> ChangesAnswer:
+        """How the prediction of a text changes with parts switched off, or from one model to another."""
+        one, other = models.find(body.model), models.find(body.other or body.model)
+        ids = _read(one, body.text, "text")
+        _check(other, ids, "text")
+        tokenizer = one.opened.tokenizer
+        if tokenizer.fingerprint != other.opened.tokenizer.fingerprint:
+            what = f"'{one.name}' and '{other.name}' have different tokenizers, so their tokens cannot be compared"
+            raise ApiError(400, what, "other")
+        check_size(ids, max(one.opened.vocab_size, other.opened.vocab_size))
+        async with one_comparison:
+            sides = [(one, body.against.switches()), (other, body.switches.switches())]
+            before, after = [await _predicted(models, side.name, ids, switches) for side, switches in sides]
+            change = await asyncio.to_thread(text_change, before, after, ids, tokenizer)
+        pieces = zip(_tokens(tokenizer, ids), change.tokens, strict=True)
+        told = {"tokens": [piece | vars(token) for piece, token in pieces]}
+        return ChangesAnswer.model_validate(told | {"bits_before": change.bits_before, "bits_after": change.bits_after})
+
+    @api.get("/braid/runs", tags=["runs"])
+    def runs() -> RunsAnswer:
+        """The runs and reports in the folders that the server was started with; new ones appear within seconds."""
+        found = folders.found
+        served = {folders.run_id(models.find(name).run): name for name in models.names}
+        listed = [run.summary() | {"model": served.get(run.id)} for run in found.runs.values()]
+        reports = [vars(report) | {"url": f"/reports/{report.id}"} for report in found.reports.values()]
+        return RunsAnswer.model_validate({"runs": listed, "reports": reports})
+
+    @api.get("/braid/runs/{run}/metrics", tags=["runs"])
+    def metrics(run: str, after: str | None = Query(None, max_length=40)) -> MetricsAnswer:
+        """The records of a run's training and validation, also while it trains: give `next` as `after` for more."""
+        return MetricsAnswer.model_validate(folders.run(run).metrics(after))
+
+    @api.get("/braid/runs/{run}/samples", tags=["runs"])
+    def samples(run: str) -> SamplesAnswer:
+        """What the model wrote during training."""
+        return SamplesAnswer.model_validate({"samples": folders.run(run).samples()})
+
+    @api.get("/reports/{report}", tags=["runs"], response_class=HTMLResponse)
+    def report_page(report: str) -> HTMLResponse:
+        """A report as a page, without an origin: whatever is in it reaches neither this server nor another."""
+        return HTMLResponse(folders.report(report), headers={"Content-Security-Policy": REPORT_POLICY})
+
+    return api
+
+
+async def _predicted(models: ServedModels, name: str, ids: Sequence[int], switches: Switches) -> Any:
+    engine = await models.engine(name)
+    return await engine.call(lambda model: predict(model, ids), switches)
+
+
+def _finite(value: Any) -> Any:
+    """Plain data that JSON over HTTP can hold: a loss that became infinite is null."""
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, (str, int, type(None))) else str(value)
+
+
+def _encoded(tokenizer: Any, text: str) -> list[int]:
+    return encode_prompts(tokenizer, [text])[0]
+
+
+def _tokens(tokenizer: Any, ids: Sequence[int]) -> list[dict[str, Any]]:
+    return [{"id": id, "text": text} for id, text in zip(ids, token_texts(tokenizer, ids), strict=True)]
+
+
+def _read(found: ServedModel, text: str, param: str) -> list[int]:
+    """The tokens of a text, no more than are looked at."""
+    ids = _encoded(found.opened.tokenizer, text)
+    _check(found, ids, param)
+    return ids
+
+
+def _check(found: ServedModel, ids: Sequence[int], param: str) -> None:
+    limit = min(found.opened.limit or MAX_TOKENS, MAX_TOKENS)
+    if len(ids) > limit:
+        what = f"{len(ids):,} tokens are too many: of a text for '{found.name}' at most {limit:,} are looked at"
+        raise ApiError(400, what, param, "context_length_exceeded")
+    if max(ids) >= found.opened.vocab_size:
+        what = f"there is no token {max(ids)}: the vocabulary of '{found.name}' has {found.opened.vocab_size:,}"
+        raise ApiError(400, what, "tokens")
