@@ -18,6 +18,7 @@ _HOMES = {
     "serve": "braidlm.serving.serve",
     "compare": "braidlm.studies.compare",
     "convert": "braidlm.opening.convert",
+    "push": "braidlm.serving.push",
     "show": "braidlm.studies.show",
     "load": "braidlm.opening.open",
     "load_model": "braidlm.core.models.folders",

@@ -179,7 +179,6 @@ def find_or_fetch(name: StrPath, bare: bool = False) -> tuple[Path, str | None]:
 
 def _fetch_from_hub(name: str) -> Path:
     """The folder of a model of the Hub, which is downloaded once."""
-    from httpx import HTTPError
     from huggingface_hub import errors, snapshot_download
 
     try:
@@ -190,7 +189,7 @@ def _fetch_from_hub(name: str) -> Path:
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         what = f"there is no folder '{name}', and no model of that name on the Hub"
         raise BraidError(what, todo="Check the spelling; for a private model log in with `hf auth login`.") from None
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, HTTPError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.HTTPError, OSError) as error:
         what = f"there is no folder '{name}', and the Hub cannot be reached ({type(error).__name__})"
         todo = "Check the path; or download the model where there is a connection and give its folder."
         raise BraidError(what, todo=todo) from None

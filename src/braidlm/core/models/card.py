@@ -2,9 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from braidlm.core.console import count
 from braidlm.core.devices import weights_bytes
@@ -21,14 +23,53 @@ FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DO
 
 def licence_of_folder(folder: Path) -> str | None:
     """The licence that the card of a model folder states, Braid's or another's; a file of weights has no card."""
-    if not (folder / CARD).is_file():
-        return None
     try:
-        match = FRONT_MATTER.match(read_text(folder / CARD))
-        licence = parse_yaml(match[1], str(folder / CARD)).get("license") if match else None
+        licence = read_card(folder)[0].get("license")
     except BraidError:  # a card is for people: one that cannot be read keeps no model from being used
         return None
     return licence if isinstance(licence, str) and licence else None
+
+
+def read_card(folder: Path) -> tuple[dict[str, Any], str]:
+    """What the card of a model folder tells the Hub, and its text after that; a folder may have none."""
+    text = read_text(folder / CARD) if (folder / CARD).is_file() else ""
+    match = FRONT_MATTER.match(text)
+    return (parse_yaml(match[1], str(folder / CARD)), text[match.end() :]) if match else ({}, text)
+
+
+def without_front_matter(card: str) -> str:
+    """The text of a card below what it tells the Hub."""
+    return FRONT_MATTER.sub("", card, count=1)
+
+
+def written_card(told: Mapping[str, Any], text: str) -> str:
+    """A card of what it tells the Hub, and its text."""
+    lines = []
+    for key, value in told.items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            lines.append(yaml.safe_dump({key: json.loads(json.dumps(value, default=str))}, sort_keys=False).rstrip())
+        else:  # JSON is YAML, and no text in it can end the front matter
+            lines.append(f"{key}: {json.dumps(value, default=str)}")
+    return "\n".join(["---", *lines, "---", "", text.lstrip()])
+
+
+def model_index(name: str, results: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The results of one model by task, and what the tasks are, as `results.json` has them, in the Hub's form."""
+    entries = []
+    for task, result in results.items():
+        about = tasks.get(task) or {}
+        metric = " ".join(str(result.get("metric", "score")).split())
+        count = {"items": result["count"]} if isinstance(result.get("count"), int) else {}
+        error = result.get("standard_error")
+        error = {"standard_error": round(error, 6)} if isinstance(error, float) else {}
+        dataset = {"type": task, "name": " ".join(str(about.get("description", task)).split())}
+        versions = {"version": about.get("version"), "sha256": about.get("sha256")}
+        dataset |= {"args": known} if (known := {k: v for k, v in versions.items() if v is not None}) else {}
+        score = {"type": metric.lower().replace(" ", "_"), "value": round(float(result["score"]), 6), "name": metric}
+        metrics = [score | ({"args": count | error} if count or error else {})]
+        told = {"type": "text-generation", "name": "Text generation"}
+        entries.append({"task": told, "dataset": dataset, "metrics": metrics})
+    return [{"name": name, "results": entries}]
 
 
 def licence_record(folder: Path) -> dict[str, str]:
@@ -61,6 +102,8 @@ def source_licences(lineage: dict[str, Any]) -> dict[str, str | None]:
 NO_LICENCE = "Not stated. (In a recipe, `licence: apache-2.0` states it.)"
 HUB = "hub:"
 """How a recipe writes a data set of the Hub."""
+HUB_MODEL = re.compile(r"([\w.-]+/[\w.-]+)@[0-9a-f]{40}")
+"""How a lineage writes a model of the Hub, with its revision."""
 USE = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,17 +126,27 @@ model = get_peft_model(model, config)
 ```"""
 
 
+def results_section(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The results of one model by task, for people."""
+    rows = []
+    for task, result in results.items():
+        error = result.get("standard_error")
+        shown = f"{result['score']:.4g}" + (f" ± {error:.2g}" if isinstance(error, float) else "")
+        rows.append((task, result.get("metric", "score"), shown, result.get("count", "-")))
+    return f"## Evaluation\n\n{_table(('task', 'metric', 'score', 'items'), rows)}\n"
+
+
 def model_card(name: str, lineage: dict[str, Any], model: BraidForCausalLM | None = None) -> str:
     """The whole page; without a `model`, that of a folder of another format, which is used as its format is."""
     made_by = f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}."
-    sections = [_front_matter(lineage), f"# {name}", made_by]
+    sections = [f"# {name}", made_by]
     if model is not None:
         parts = _table(("part", "layers", "parameters", "active per token"), _parts(model))
         sections += [_table(("", ""), _facts(model)), USE, "## Parts", parts]
         has_stacks = any(parameter.ndim == 3 for parameter in model.parameters())
         if has_stacks and not untrainable(model.config.decoded.compression):
             sections.append(ADAPTERS)
-    return "\n\n".join([*sections, *_origin(lineage)]) + "\n"
+    return written_card(front_matter(lineage), "\n\n".join([*sections, *_origin(lineage)]) + "\n")
 
 
 def _origin(lineage: dict[str, Any]) -> Iterator[str]:
@@ -116,16 +169,29 @@ def _licence_section(lineage: dict[str, Any]) -> str:
     return f"{NO_LICENCE}\n\nWhat it was made of: {listed}." if any(sources.values()) else NO_LICENCE
 
 
-def _front_matter(lineage: dict[str, Any]) -> str:
-    """What the Hub reads."""
-    lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [braid]"]
+def front_matter(lineage: dict[str, Any]) -> dict[str, Any]:
+    """What the Hub is told of a model: its kind, licence, data sets and base models."""
+    told: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["braid"]}
     if licence := licence_of(lineage):
-        lines.append(f"license: {json.dumps(licence)}")
+        told["license"] = licence
     on_hub = [row[1].removeprefix(HUB) for row in _data_rows(lineage) if row[1].startswith(HUB)]
-    names = dict.fromkeys(source.split(":")[0].split("@")[0] for source in on_hub)
-    if names:
-        lines.append(f"datasets: {json.dumps(list(names))}")
-    return "\n".join(["---", *lines, "---"])
+    if names := dict.fromkeys(source.split(":")[0].split("@")[0] for source in on_hub):
+        told["datasets"] = list(names)
+    if bases := dict.fromkeys(_hub_models(lineage)):
+        told["base_model"] = list(bases)
+    return told
+
+
+def _hub_models(lineage: Any) -> Iterator[str]:
+    """The models of the Hub that a model was made of."""
+    if not isinstance(lineage, dict):
+        return
+    match = HUB_MODEL.fullmatch(str(lineage.get("model")))
+    if match:
+        yield match[1]
+    sources = lineage.get("sources")
+    for inner in (lineage.get("base"), lineage.get("lineage"), *(sources if isinstance(sources, list) else ())):
+        yield from _hub_models(inner)
 
 
 def _facts(model: BraidForCausalLM) -> list[tuple[str, Any]]:
