@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help="a model folder, a run, or one model of a study as STUDY/NAME")
     add("name", metavar="NAME", help="its name on the Hub, ORG/NAME; without ORG it is yours")
     visible = parser.add_mutually_exclusive_group()
-    private = {"dest": "private", "default": None}
-    visible.add_argument("--private", action="store_true", help="only you see it (default of a new one)", **private)
-    visible.add_argument("--public", action="store_false", help="everybody sees it", **private)
+    about = "only you see it (default of a new one)"
+    visible.add_argument("--private", dest="private", action="store_true", default=None, help=about)
+    visible.add_argument("--public", dest="private", action="store_false", default=None, help="everybody sees it")
     add("--revision", metavar="BRANCH", help="push to this branch, which is made where there is none (main)")
     add("--message", metavar="TEXT", help="the commit's message")
     about = "what `braid eval` wrote; by default results of exactly this model in evaluation/, if there are some"

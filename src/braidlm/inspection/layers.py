@@ -137,20 +137,8 @@ def choosing_layers(model: BraidForCausalLM) -> list[Layer]:
     routings = {routing.name: routing for routing in body.routings or ()}
     paths = set(path_names(model))
     layers: list[Layer] = []
-    depths = [len(layers_of(stage)) for stage in model.model.stages]
-    projections = 0
-    for module in modules:
+    for module, label in zip(modules, short_labels(model, modules), strict=True):
         name, off = module.address, tuple(sorted(module.inactive))
-        # `layer 7` is counted over the layers of all stages, `projection 1` over those that choose.
-        if layer := re.match(r"stages\.(\d+)\.layers\.(\d+)", name):
-            label, prefix = f"layer {sum(depths[: int(layer[1])]) + int(layer[2]) + 1}", layer[0]
-        else:
-            projections += 1
-            label, prefix = f"projection {projections}", name
-        # Then follows what chooses: a path, its later blocks by number, attention or feed-forward.
-        unsaid = ("", "paths", "join", "router", "block", "0")
-        words = [word for word in name.removeprefix(prefix).split(".") if word not in unsaid]
-        label = " ".join([label, *(str(int(word) + 1) if word.isdecimal() else word for word in words)])
         if isinstance(module, TopKRouter):
             of_paths = bool(paths.intersection(module.choices))
             layers.append(Layer(name, label, module.choices, "router", "", module.config.top_k, of_paths, off))
@@ -169,6 +157,24 @@ def choosing_layers(model: BraidForCausalLM) -> list[Layer]:
         readable = [layer for layer in layers if layer.read_by]
         layers = [*readable, Layer("head", "head", model.head.names, "shares", inactive=off)]
     return layers
+
+
+def short_labels(model: BraidForCausalLM, modules: Sequence[RoutingModule]) -> Iterator[str]:
+    """What the layer of each module that chooses is called for short, counted over the whole model."""
+    depths = [len(layers_of(stage)) for stage in model.model.stages]
+    projections = 0
+    for module in modules:
+        name = module.address
+        # `layer 7` is counted over the layers of all stages, `projection 1` over those that choose.
+        if layer := re.match(r"stages\.(\d+)\.layers\.(\d+)", name):
+            label, prefix = f"layer {sum(depths[: int(layer[1])]) + int(layer[2]) + 1}", layer[0]
+        else:
+            projections += 1
+            label, prefix = f"projection {projections}", name
+        # Then follows what chooses: a path, its later blocks by number, attention or feed-forward.
+        unsaid = ("", "paths", "join", "router", "block", "0")
+        words = [word for word in name.removeprefix(prefix).split(".") if word not in unsaid]
+        yield " ".join([label, *(str(int(word) + 1) if word.isdecimal() else word for word in words)])
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class _Builder:
         nested = record.get("lineage")
         known = dict(nested) if isinstance(nested, dict) else dict(record)
         if not known.get("made_by") and isinstance(sha256, str):
-            known |= self.find(sha256) or {}
+            known |= dict(self.find(sha256) or {})
         base = known.get("base")
         if isinstance(base, dict):
             self._edge(self.model(_name_of(base), base, depth + 1), id, "base")

@@ -20,6 +20,8 @@ from braidlm.opening.names import StrPath
 from braidlm.serving.api.app import create_app
 from braidlm.serving.api.connection import Connection
 from braidlm.serving.api.safety import Limits, is_loopback, known_hosts
+from braidlm.serving.inspect.folders import ServedFolders
+from braidlm.serving.inspect.router import router
 from braidlm.serving.models import ServedModels
 
 KEY = "BRAID_API_KEY"
@@ -63,7 +65,7 @@ def serve(
     api_key = api_key or os.environ.get(KEY) or None
     _check_key(host, api_key)
     served = ServedModels(models, device, rows, length, waiting, keep)
-    app = create_app(served, (), limits, api_key, known_hosts(host, host_names))
+    app = create_app(served, (router(served, ServedFolders(models)),), limits, api_key, known_hosts(host, host_names))
     listener = _listen(host, port)
     shown = "localhost" if ipaddress.ip_address(listener.getsockname()[0]).is_unspecified else host
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}/"

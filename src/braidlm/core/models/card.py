@@ -62,7 +62,7 @@ def model_index(name: str, results: Mapping[str, Mapping[str, Any]], tasks: Mapp
         count = {"items": result["count"]} if isinstance(result.get("count"), int) else {}
         error = result.get("standard_error")
         error = {"standard_error": round(error, 6)} if isinstance(error, float) else {}
-        dataset = {"type": task, "name": " ".join(str(about.get("description", task)).split())}
+        dataset: dict[str, Any] = {"type": task, "name": " ".join(str(about.get("description", task)).split())}
         versions = {"version": about.get("version"), "sha256": about.get("sha256")}
         dataset |= {"args": known} if (known := {k: v for k, v in versions.items() if v is not None}) else {}
         score = {"type": metric.lower().replace(" ", "_"), "value": round(float(result["score"]), 6), "name": metric}

@@ -59,6 +59,7 @@ class Modules(BaseModel):
     """The experts of one layer, by the names that switch them off."""
 
     layer: str = Field(description='The address of the router: `without: ["LAYER:NAME"]` switches one off there.')
+    label: str = Field(description="`layer 3 feed`, counted over the whole model.")
     names: list[str]
 
 

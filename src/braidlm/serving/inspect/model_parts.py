@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from braidlm.core.errors import BraidError
+from braidlm.inspection.layers import routing_modules, short_labels
 from braidlm.inspection.token_routings import gate_name
 from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.switches import module_routers, path_names
@@ -42,8 +43,9 @@ def _parts(opened: OpenedModel) -> dict[str, Any]:
     else:
         assert isinstance(opened, OpenedDecoder)
         model = opened.skeleton(torch.float32)
-    head = getattr(model, "head", None)
-    is_braid = isinstance(opened, OpenedBraid)
+    head, is_braid = getattr(model, "head", None), isinstance(opened, OpenedBraid)
+    choosing = routing_modules(model) if is_braid else []
+    labels = dict(zip(choosing, short_labels(model, choosing), strict=True)) if is_braid else {}
     return {
         "kind": opened.kind,
         "chat": chat_template(opened) is not None,
@@ -53,7 +55,7 @@ def _parts(opened: OpenedModel) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "paths": list(path_names(model)) if is_braid else [],
         "modules": [
-            Modules(layer=router.address.removesuffix(".router"), names=list(router.choices))
+            Modules(layer=router.address.removesuffix(".router"), label=labels[router], names=list(router.choices))
             for router in (module_routers(model) if is_braid else ())
         ],
         "gates": [gate_name(number) for number in gates_of(model)],

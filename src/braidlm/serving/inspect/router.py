@@ -73,7 +73,7 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
     def tokens(body: TokensBody) -> TokensAnswer:
         """A text as the model's tokens, with those that begin a text."""
         tokenizer = models.find(body.model).opened.tokenizer
-        return TokensAnswer(tokens=_tokens(tokenizer, _encoded(tokenizer, body.text)))
+        return TokensAnswer.model_validate({"tokens": _tokens(tokenizer, _encoded(tokenizer, body.text))})
 
     @api.post("/braid/next", tags=["tokens"])
     async def next_token(body: NextBody) -> NextAnswer:
@@ -100,12 +100,12 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
     async def changes(body: ChangesBody) -> ChangesAnswer:
         """How the prediction of a text changes with parts switched off, or from one model to another."""
         one, other = models.find(body.model), models.find(body.other or body.model)
-        ids = _read(one, body.text, "text")
-        _check(other, ids, "text")
         tokenizer = one.opened.tokenizer
         if tokenizer.fingerprint != other.opened.tokenizer.fingerprint:
             what = f"'{one.name}' and '{other.name}' have different tokenizers, so their tokens cannot be compared"
             raise ApiError(400, what, "other")
+        ids = _read(one, body.text, "text")
+        _check(other, ids, "text")
         check_size(ids, max(one.opened.vocab_size, other.opened.vocab_size))
         async with one_comparison:
             sides = [(one, body.against.switches()), (other, body.switches.switches())]
