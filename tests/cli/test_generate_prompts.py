@@ -11,7 +11,8 @@ import pytest
 from braidlm.core.decoding.generation import NextToken, Prompt
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import save_model
-from braidlm.core.report.rendering import FORMATS, csv_text, html, markdown
+from braidlm.core.report.page import html
+from braidlm.core.report.rendering import FORMATS, csv_text, markdown
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.inspection.generate import (
     Continuation,

@@ -1,6 +1,5 @@
 """What is made of the choices: PaPaformer's own table, counted again; domains, findings, sentences."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -255,13 +254,3 @@ def test_mistakes_are_found_before_a_model_is_loaded(
     monkeypatch.setattr("braidlm.opening.braid.load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(BraidError):
         routes(folders["letters"], **mistake)
-
-
-def test_missing_matplotlib_is_said_at_once(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("braidlm.opening.braid.load_model", lambda *_: pytest.fail("the model was loaded"))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(BraidError, match="plots need matplotlib"):
-        routes(folders["letters"], out=tmp_path / "report")
-    assert not (tmp_path / "report").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from braidlm.core.report.drawing import COLOURS, INK
+from braidlm.core.report.report import COLOURS, INK
 from braidlm.studies.report import (
     bar_limit,
     comparison_chart,

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from braidlm.core.decoding.early_exits import leave_after
 from braidlm.core.errors import BraidError
-from braidlm.core.report.drawing import load_matplotlib
 from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Lines, Report, Table
 from braidlm.evals.evaluate import evaluate, open_to_score
@@ -162,8 +161,6 @@ def exit_curve(
 
     `out` is a folder for the results of `braid eval` and for the curves; `evaluation` are options of `braid.eval`.
     """
-    if out is not None:
-        load_matplotlib()
     curves = ExitCurves([])
 
     def open_exits() -> list[OpenedModel]:

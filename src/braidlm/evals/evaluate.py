@@ -87,7 +87,7 @@ def evaluate(
     if dtype not in DTYPES:
         raise BraidError(f"scores are computed in {' or '.join(DTYPES)}, not in {dtype}")
     if out is not None:
-        check_out(out, "braid eval", "results.json", CACHE, draws=all_checkpoints)
+        check_out(out, "braid eval", "results.json", CACHE)
     options = {"all_checkpoints": all_checkpoints, "paths": paths, "without": without}
     folders = models() if callable(models) else open_to_score(models, **options)
     run_tasks: dict[str, Any] = {task.name: task.data for task in opened if hasattr(task.data, "score_run")}

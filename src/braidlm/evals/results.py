@@ -7,7 +7,7 @@ from typing import Any
 from braidlm.core.errors import BraidError
 from braidlm.core.files import json_sha256, write_json
 from braidlm.core.reading import read_json
-from braidlm.core.report.rendering import notebook
+from braidlm.core.report.page import notebook
 from braidlm.core.report.report import Table
 
 CACHE = "kept"

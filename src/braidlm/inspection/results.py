@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from braidlm.core.report.rendering import notebook
+from braidlm.core.report.page import notebook
 from braidlm.core.report.report import Bars, HeatMap, HeatMaps, Lines, Report, StackedShares, Table
 from braidlm.inspection.gates import ModelGates
 from braidlm.inspection.layers import Layer

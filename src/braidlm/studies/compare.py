@@ -17,8 +17,8 @@ from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.runs import read_metrics
 from braidlm.core.reading import read_json
 from braidlm.core.recipes import compose_recipe
-from braidlm.core.report.drawing import load_matplotlib
-from braidlm.core.report.rendering import notebook, write
+from braidlm.core.report.page import notebook
+from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Lines, Points, Report, Table
 from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import encode
@@ -90,7 +90,6 @@ def compare(
     there; `fresh` starts over.
     """
     check_one_process("a comparison runs in one process", "Train its recipes one by one, then `braid eval`.")
-    load_matplotlib()
     loaded = _load(recipes, overrides)
     check_same_batches(loaded)
     first, device = next(iter(loaded.values())).recipe, choose_device(device or "auto")

@@ -19,7 +19,6 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.reading import read_json
-from braidlm.core.report.drawing import load_matplotlib
 from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Lines, Report
 from braidlm.edits.criteria import PruningOptions
@@ -121,8 +120,6 @@ def prune_curve(
 
     `out` is a folder for the results of `braid eval` and for the curves; `evaluation` are options of `braid.eval`.
     """
-    if out is not None:
-        load_matplotlib()
     series = options.series()
     curves = PruningCurves([], options)
 

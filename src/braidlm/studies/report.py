@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
 from braidlm.core import console
-from braidlm.core.report.drawing import COLOURS, INK
 from braidlm.core.report.rendering import show_report, write
-from braidlm.core.report.report import Bars, Lines, Points, Report
+from braidlm.core.report.report import COLOURS, INK, Bars, Lines, Points, Report
 from braidlm.data.loading.open_data import open_data
 from braidlm.inspection.results import RoutingReport, share_chart, verdicts
 from braidlm.inspection.routes_report import PAGE as ROUTES_PAGE

@@ -15,7 +15,7 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.adapters import check_peft
 from braidlm.core.models.folders import check_vocabulary, read_tokenizer, set_special_ids
 from braidlm.core.models.runs import last_records
-from braidlm.core.report.rendering import notebook
+from braidlm.core.report.page import notebook
 from braidlm.core.report.report import Table
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.order import FOLDER as ORDER

@@ -1,17 +1,34 @@
 """The report page: escaped, well formed, and complete in one file."""
 
+import base64
+import hashlib
+import json
+import math
 import re
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from braidlm.core.errors import BraidError
-from braidlm.core.report.drawing import COLOURS
-from braidlm.core.report.rendering import html, name_styles, notebook
-from braidlm.core.report.report import Bars, Mark, Report, Strong, Table
+from braidlm.core.report.chart_data import chart_data, chart_table
+from braidlm.core.report.page import html, name_styles, notebook
+from braidlm.core.report.report import (
+    COLOURS,
+    INK,
+    Bars,
+    Chart,
+    HeatMap,
+    HeatMaps,
+    Lines,
+    Mark,
+    Points,
+    Report,
+    StackedShares,
+    Strong,
+    Table,
+)
 
 VOID = {"meta", "link", "img", "br", "hr"}
 NASTY = "<script>alert('1')</script> & \"quotes\""
@@ -42,7 +59,7 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] not in ("style", "script"):
             self.words.append(data)
 
     @property
@@ -51,6 +68,24 @@ class Outline(HTMLParser):
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attrs for name, attrs in self.tags if name == tag]
+
+
+def every_chart(name: str = "a") -> dict[str, Chart]:
+    """A chart of each kind, with this name wherever there is one."""
+    heat = HeatMap(name, ["1", name], ["x", name], [[0.25, 0.5], [math.nan, 1.0]])
+    return {
+        "lines": Lines(
+            {name: ([1, 2, 3], [3.5, math.nan, 2.5]), "b": ([2, 4], [1.0, math.inf])},
+            name,
+            name,
+            name,
+            {"level": 1.5},
+        ),
+        "points": Points({name: (1.0, 2.0), "b": (0.5, 4.0)}, name, name, colours={name: COLOURS[1]}, log=True),
+        "bars": Bars({name: {name: 1.25, "b": -2.0}}, name, name, colours={"b": INK}),
+        "shares": StackedShares({name: {(name, "row"): {name: 0.75, "mix": 0.25}}}, [name, "mix"], ["mix"]),
+        "heat": HeatMaps([[heat]], name),
+    }
 
 
 def full_report(text: str = "some text") -> Report:
@@ -62,19 +97,58 @@ def full_report(text: str = "some text") -> Report:
 
 def test_everything_is_escaped() -> None:
     outline = Outline(html(full_report(NASTY)))
-    assert not outline.all("script")
+    assert [script["type"] for script in outline.all("script")] == ["application/json", "module"]
     assert outline.text.count(NASTY) == 21
+
+
+@pytest.mark.parametrize("kind", every_chart())
+def test_a_chart_is_data_that_cannot_become_markup(kind: str) -> None:
+    page = html(Report("t").chart(every_chart(NASTY + "<!--")[kind], name="x"))
+    assert len(Outline(page).all("script")) == 2
+    (data,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    assert "<" not in data
+    chart = json.loads(data)
+    assert (chart["kind"], chart["name"]) == (kind, "x")
+    assert NASTY + "<!--" in str(chart).replace('\\"', '"').replace("\\'", "'")
+
+
+def test_charts_have_their_values_as_data_and_in_a_table_behind_them() -> None:
+    data = {kind: chart_data(chart) for kind, chart in every_chart().items()}
+    assert data["lines"]["series"] == {"a": [[1, 2, 3], [3.5, None, 2.5]], "b": [[2, 4], [1.0, None]]}
+    assert data["points"]["colours"] == {"a": COLOURS[1]}
+    assert data["bars"]["values"] == {"a": {"a": 1.25, "b": -2.0}}
+    assert data["bars"]["colours"] == {"b": "var(--ink)"}
+    assert data["shares"]["panels"] == {"a": [["a", "row", {"a": 0.75, "mix": 0.25}]]}
+    assert data["heat"]["maps"][0][0]["values"] == [[0.25, 0.5], [None, 1.0]]
+    tables = {kind: chart_table(chart) for kind, chart in every_chart().items()}
+    assert tables["lines"].rows == [[1, 3.5, None], [2, None, 1.0], [3, 2.5, None], [4, None, None]]
+    assert tables["points"].rows == [["a", 1.0, 2.0], ["b", 0.5, 4.0]]
+    assert tables["bars"].rows == [["a", "a", 1.25], ["a", "b", -2.0]]
+    assert tables["shares"].rows == [["a", "a", "row", 0.75, 0.25]]
+    assert tables["heat"].rows[2] == ["a", "a", "x", None]
+    assert "<summary>The values</summary>" in html(Report("t").chart(every_chart()["heat"]))
+
+
+def test_the_table_behind_many_points_has_some_of_them_and_says_so() -> None:
+    steps = list(range(100))
+    table = chart_table(Lines({"a": (np.array(steps), np.array(steps) / 2)}, "step", "y"))
+    assert (table.rows[0], table.rows[-1]) == ([0, 0.0], [99, 49.5])
+    assert table.caption == f"{len(table.rows)} of 100 points."
+    assert len(table.rows) <= 25
 
 
 def test_structure() -> None:
     document = html(full_report())
     outline = Outline(document)
     assert document.startswith("<!DOCTYPE html>")
-    for tag in ("html", "head", "title", "body", "header", "h1", "main", "table", "footer", "details"):
+    for tag in ("html", "head", "title", "body", "header", "h1", "main", "footer"):
         assert len(outline.all(tag)) == 1, tag
+    # The second ones hold the values of the chart.
+    assert len(outline.all("table")) == len(outline.all("details")) == 2
     assert outline.all("html")[0]["lang"] == "en"
     assert any(meta.get("name") == "viewport" for meta in outline.all("meta"))
-    assert "prefers-color-scheme: dark" in document
+    assert "color-scheme: light dark" in document
+    assert "--paper: light-dark(" in document
     assert "@media print" in document
 
 
@@ -87,8 +161,44 @@ def test_loads_nothing_from_elsewhere() -> None:
     style = "".join(re.findall(r"<style>(.*?)</style>", document, re.DOTALL))
     assert "url(" not in style
     assert "@import" not in style
-    policies = [m["content"] for m in Outline(document).all("meta") if m.get("http-equiv") == "Content-Security-Policy"]
-    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+def test_the_policy_allows_the_script_and_the_style_of_the_page_and_nothing_else() -> None:
+    document = html(full_report(NASTY))
+    (policy,) = [meta["content"] for meta in Outline(document).all("meta") if "http-equiv" in meta]
+    (style,) = re.findall(r"<style>(.*?)</style>", document, re.DOTALL)
+    (script,) = re.findall(r'<script type="module">(.*?)</script>', document, re.DOTALL)
+
+    def sha256(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    assert policy == (
+        f"default-src 'none'; script-src {sha256(script)}; style-src {sha256(style)}; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    assert not re.search(r"\sstyle=|\son\w+=", document.replace(script, "").replace(style, ""))
+    assert not re.search(r"^import ", script, re.MULTILINE)
+
+
+def test_title_and_verdict_can_be_read_from_the_head() -> None:
+    outline = Outline(html(Report(NASTY, "sub", f"`a` wins {NASTY}\n\nby 2%.")))
+    meta = {tag["name"]: tag["content"] for tag in outline.all("meta") if "name" in tag}
+    assert meta["description"] == f"a wins {NASTY} by 2%."
+    assert str(meta["generator"]).startswith("Braid ")
+    assert [section["aria-label"] for section in outline.all("section")] == ["Verdict"]
+
+
+def test_a_long_page_has_contents_that_lead_to_its_sections() -> None:
+    report = Report("t")
+    for name in ("One & all", "Two", "Two", "<three>"):
+        report.heading(name).heading("part", 3)
+    outline = Outline(html(report))
+    targets = [str(link["href"])[1:] for link in outline.all("a")]
+    assert targets == [tag["id"] for tag in outline.all("h2")]
+    assert targets[0] == "one-all"
+    ids = [tag["id"] for _, tag in outline.tags if "id" in tag]
+    assert len(ids) == len(set(ids)) == 8
+    assert not Outline(html(Report("t").heading("One"))).all("nav")
 
 
 def test_links_lead_to_files_beside_the_page_and_nowhere_else() -> None:
@@ -145,17 +255,18 @@ def test_a_notebook_has_the_same_table_and_notes_below() -> None:
 def test_tokens_have_the_colour_of_their_name() -> None:
     rows = [("layer 1", [("One", "a"), (" <day>\n", "b"), ("", "mix")])]
     page = html(Report("t").tokens(rows, ["a", "b", "mix"], ["mix"], "About."))
-    assert '<span class="c0" title="a">One</span><span class="c1" title="b"> &lt;day&gt;⏎\n</span>' in page
+    assert '<span class="c1" title="a">One</span><span class="c2" title="b"> &lt;day&gt;⏎\n</span>' in page
     assert '<span class="grey" title="mix">·</span>' in page
     assert page.count("<li>") == 3
-    assert f".c1 {{ --own: {COLOURS[1]}; }}" in page
+    assert f"--c2: {COLOURS[1]};" in page
+    assert ".c2 { --own: var(--c2); }" in page
 
 
 def test_more_names_than_colours() -> None:
     names = [f"n{i}" for i in range(7)]
     styles = name_styles([*names, "mix"], ["mix"])
     assert len(set(styles.values())) == 8
-    assert (styles["n0"], styles["n5"], styles["mix"]) == ("c0", "c0 dashed", "grey")
+    assert (styles["n0"], styles["n5"], styles["mix"]) == ("c1", "c1 dashed", "grey")
 
 
 def test_paragraphs_code_and_lines() -> None:

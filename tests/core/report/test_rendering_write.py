@@ -56,12 +56,19 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path, inside: list[str], f
         check_out(out, "braid routes", "routes.html", "kept", fresh=fresh)
 
 
-def test_a_file_is_refused_and_no_folder_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_refused_and_no_folder_is_fine(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BraidError, match="this exists already"):
         check_out(tmp_path / "file", "braid eval")
     check_out(tmp_path / "new", "braid eval")
+
+
+def test_without_matplotlib_the_page_has_the_charts_and_png_files_are_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    check_out(tmp_path / "new", "braid eval", draws=False)
-    with pytest.raises(BraidError, match="plots need matplotlib"):
-        check_out(tmp_path / "new", "braid eval")
+    page = write(a_report(), tmp_path, "page").read_text(encoding="utf-8")
+    assert page.count('<figure class="picture">') == 2
+    assert not list(tmp_path.glob("*.png"))
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "as PNG files they need pip install 'braidlm[plot]'" in said

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import braidlm
-from braidlm.core.report.rendering import csv_text, html
+from braidlm.core.report.page import html
+from braidlm.core.report.rendering import csv_text
 from braidlm.core.report.rendering import markdown as as_markdown
 from braidlm.core.report.report import Strong
 from braidlm.evals.babylm.averages import averages, babylm_average

@@ -1,36 +1,26 @@
-"""Charts drawn by matplotlib: for pages as SVG that follows light and dark, for documents as PNG.
+"""Charts as PNG files for documents, drawn by matplotlib as charts.js draws them for pages.
 
-Colours are those that everyone can tell apart. Lines are named where they end, not in a legend, so that a reader never
-has to match colours.
+Lines are named where they end, not in a legend, so that a reader never has to match colours.
 """
 
-import hashlib
+import importlib.util
 import io
-import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.report.axis_labels import name_at_the_edge, name_points, scale_axis
-from braidlm.core.report.report import Bars, Chart, HeatMaps, Lines, Points, StackedShares
+from braidlm.core.report.report import COLOURS, INK, Bars, Chart, HeatMaps, Lines, Points, StackedShares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-COLOURS = ("#2b7bba", "#d55e00", "#7f9a55", "#8d52e6", "#8c5b73")
-"""Colours that colour-blind readers can distinguish, with a contrast of 3:1 or more on white and near-black."""
-INK = "#33363b"
-"""The colour of text and reference lines; light on a dark page."""
-INK_ON_DARK = "#d9d7d2"
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 """Line styles: with more series than colours, the colours repeat dashed, then dotted."""
-FONTS = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 LEGEND_COLUMNS = 5
 """In one row of a legend."""
 
@@ -71,10 +61,12 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.9,
     "lines.solid_capstyle": "round",
     "lines.solid_joinstyle": "round",
-    # Text stays text: sharp, selectable and in the reader's own font.
-    "svg.fonttype": "none",
-    "svg.hashsalt": "braid",
 }
+
+
+def can_draw() -> bool:
+    """Whether matplotlib, which is an extra, is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def load_matplotlib() -> Any:
@@ -98,8 +90,6 @@ CELL = 0.135
 """The height of a row of a heat map in inches."""
 MAX_LABELS = 12
 """At most this many labels stand along a side of a heat map; others are left out, evenly."""
-
-_serial = itertools.count()
 
 
 def draw(chart: Chart) -> "Figure":
@@ -278,29 +268,6 @@ def _labelled_axes(figure: "Figure", title: str, x_label: str, y_label: str = ""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     return axes
-
-
-def to_svg(figure: "Figure") -> str:
-    """An <svg> element for a page: its ids are unique, its ink follows light and dark, it loads nothing."""
-    buffer = io.StringIO()
-    with styled():
-        no_metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
-        figure.savefig(buffer, format="svg", metadata=no_metadata)
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].strip()
-    # Matplotlib uses the same ids in every figure; several figures in one page must not share them.
-    own = f"fig{next(_serial)}-{hashlib.sha256(svg.encode()).hexdigest()[:8]}"
-    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{own}-", svg)
-    svg = svg.replace('<style type="text/css">*{', f"<style>#{own} *{{").replace(INK, "currentColor")
-    rules = (
-        f"#{own} {{ color: {INK} }} #{own} text {{ font-family: {FONTS} !important }} "
-        f"@media screen and (prefers-color-scheme: dark) {{ #{own} {{ color: {INK_ON_DARK} }} }}"
-    )
-    axes = figure.axes[0]
-    labels = " against ".join(filter(None, (axes.get_ylabel(), axes.get_xlabel())))
-    description = ": ".join(filter(None, (axes.get_title(loc="left"), labels)))
-    head = f'<svg id="{own}" role="img" aria-label="{escape(description, quote=True)}"'
-    return re.sub(r"<svg([^>]*)>", lambda tag: f"{head}{tag[1]}>\n<style>{rules}</style>", svg, count=1)
 
 
 def to_png(figure: "Figure") -> bytes:

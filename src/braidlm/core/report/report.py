@@ -5,15 +5,22 @@
     report.heading("Training").chart(Lines({"loss": (steps, losses)}, "step", "loss"), "Loss over time.", name="loss")
     write(report, folder, "report")  # report.html and loss.png
 
-Texts are plain, and `backticks` become code; each renderer escapes them for its format.
+A chart stays data until it is drawn: by the reader's browser (charts.js), and for PNG files by matplotlib. Texts are
+plain, and `backticks` become code; each renderer escapes them for its format.
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any, Literal, Self
 
 from braidlm.core.errors import BraidError
+
+COLOURS = tuple(re.findall(r"--c\d: (#\w+)", files(__package__).joinpath("tokens.css").read_text(encoding="utf-8")))
+"""Colours that colour-blind readers can tell apart."""
+INK = "#33363b"
+"""The colour of text and reference lines; on a page they follow light and dark."""
 
 Colours = Mapping[str, str]
 """{name: its colour}: the colour that a name has in other charts too."""
