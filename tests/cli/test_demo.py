@@ -49,8 +49,9 @@ def test_a_first_run_calls_nothing_finished_already(first_run: tuple[Path, str])
 
 def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
     page = (demo_folder / "report.html").read_text(encoding="utf-8")
-    headings = re.findall(r"<h[23]>(.*?)</h[23]>", page)
-    assert headings[:3] == [
+    headings = re.findall(r"<h[23] id=[^>]*>(.*?)</h[23]>", page)
+    assert headings[:4] == [
+        "What was found",
         "Two owners keep 60% of their text to themselves: what do they get?",
         "What does it cost when one of them withdraws?",
         "What would one model that saw all of the text reach?",
@@ -71,7 +72,7 @@ def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
     for name in ("stories", "maths", "composed", "dense", "unigram", "trigram"):
         assert name in page
     assert "paths in parallel" in page
-    assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page), "the page needs nothing from outside"
+    assert "://" not in page.replace("http://www.w3.org/2000/svg", ""), "the page needs nothing from outside"
 
 
 def test_pictures_and_the_routing_report_lie_beside_it(demo_folder: Path) -> None:

@@ -148,7 +148,7 @@ def test_markdown():
 
 def test_a_page():
     page = html(study_report(made_study()))
-    assert "<h2>1. A *little* &lt;b&gt;</h2>" in page
+    assert '<h2 id="1-a-little-b">1. A *little* &lt;b&gt;</h2>' in page
     assert page.count("<blockquote>") == 4
     assert "llama_256, next token predictions: girl 99.5%" in page
     assert page.count("<table>") == 1, "the second prompt has no predictions"

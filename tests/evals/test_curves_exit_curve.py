@@ -63,7 +63,7 @@ def test_the_verb_writes_a_curve(root: Path, tmp_path: Path, eval_verb: Callable
     assert [point["layer"] for point in facts["points"]] == [1, 2, 3]
     page = (tmp_path / "o" / "exits.html").read_text()
     assert "left after layer" in page
-    assert "<svg" in page
+    assert '<figure class="picture">' in page
     some = eval_verb(*arguments, "--exits", 1, 3, "--json")
     assert [point["layer"] for point in json.loads(some.out)["points"]] == [1, 3]
 

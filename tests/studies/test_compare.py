@@ -122,7 +122,7 @@ def test_the_table_and_the_files(compared: tuple[Comparison, Any]) -> None:
     facts = json.loads((comparison.folder / "results.json").read_text())
     assert facts["models"][1]["bits_per_byte"] == comparison.models[1].bits_per_byte
     page = (comparison.folder / "compare.html").read_text()
-    assert page.count("<svg id=") == 4
+    assert page.count('<figure class="picture">') == 4
     assert "training.optimizer.lr" in page
     for name in ("loss-tokens", "loss-time", "bits-flops", "bits-cost"):
         assert (comparison.folder / f"{name}.png").is_file()

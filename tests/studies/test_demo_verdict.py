@@ -1,6 +1,6 @@
 """What is said of a study's numbers follows from them, in whatever order they are."""
 
-from braidlm.studies.demo import compared, findings
+from braidlm.studies.demo import compared, findings, verdict
 from tests.studies.study_results import made_up_results
 
 TRIGRAM = {"trigram": {"stories": 0.66, "maths": 0.83}}
@@ -9,7 +9,7 @@ SILENCED = {"stories": {"stories": 3.0, "maths": 0.46}, "maths": {"stories": 0.5
 
 def answers(composed: dict[str, float], dense: dict[str, float]) -> list[str]:
     results = made_up_results(composed, SILENCED, dense)
-    return [finding.answer for finding in findings(results, results.of("joined")[0], TRIGRAM)]
+    return list(findings(results, results.of("joined")[0], TRIGRAM).values())
 
 
 def test_a_composed_model_that_is_ahead() -> None:
@@ -40,3 +40,14 @@ def test_without_a_dense_model_nothing_is_said_of_one() -> None:
     results = made_up_results({"stories": 0.5, "maths": 0.5}, SILENCED, {"stories": 0.5, "maths": 0.5})
     results.models = [m for m in results.models if m.kind != "whole"]
     assert len(findings(results, results.of("joined")[0], {})) == 2
+    assert "Beside its owners' models on their own text, it is" in verdict(results, results.of("joined")[0])
+
+
+def test_the_verdict_says_what_was_compared_who_won_by_how_much_and_how_sure() -> None:
+    results = made_up_results({"stories": 0.48, "maths": 0.45}, SILENCED, {"stories": 0.60, "maths": 0.45})
+    assert verdict(results, results.of("joined")[0]) == (
+        "Small models trained apart on stories and maths became one. Beside a dense model of about its size, trained "
+        "on all text, it is better on stories (by 20%), equal on maths: in bits per byte it has 0.48 on stories and "
+        "0.45 on maths, against 0.60 on stories and 0.45 on maths.\n\nHow sure: this is one run with one seed. "
+        "Differences of less than 2% count as equal, since another seed moves scores as far."
+    )

@@ -18,4 +18,4 @@ def run(args: argparse.Namespace) -> None:
 
     report = demo(args.out, args.overrides)
     console.show_json({"report": report})
-    console.show(f"Open {report} in a browser.")
+    console.show(f"Open {report} in a browser, or see the models at work beside it: braid serve {args.out}")

@@ -12,6 +12,7 @@ from braidlm.core.decoding.early_exits import leave_after
 from braidlm.core.errors import BraidError
 from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Lines, Report, Table
+from braidlm.core.report.verdicts import EQUAL
 from braidlm.evals.evaluate import evaluate, open_to_score
 from braidlm.evals.results import Evaluation
 from braidlm.model.layer_skip import check_exit, exit_layers
@@ -84,15 +85,12 @@ class Curves(ABC, Generic[P]):
         ordered = [point for points in self.curves.values() for point in points]
         rows = []
         for point in ordered:
-            errors = [point.standard_errors[task] for task in self.metrics]
-            known = ["" if error is None else f" ± {error:.4f}" for error in errors]
-            scores = [f"{point.scores[task]:.4f}{error}" for task, error in zip(self.metrics, known, strict=True)]
-            rows.append([*self.cells(point).values(), *scores])
+            rows.append([*self.cells(point).values(), *(self._score(point, task) for task in self.metrics)])
         return Table([*self.cells(ordered[0]), *self.metrics], rows, keep=2)
 
     def report(self, title: str, subtitle: str) -> Report:
         """A report with a chart for each task, and the points for programs."""
-        report = Report(title, subtitle, data={self.name: self.facts()}, tables=[self._data_table()])
+        report = Report(title, subtitle, self.verdict(), data={self.name: self.facts()}, tables=[self._data_table()])
         for task, metric in self.metrics.items():
             label = metric if metric.replace(" ", "_") == task else f"{task}: {metric}"
             lines = {n: ([self.x(p) for p in ps], [p.scores[task] for p in ps]) for n, ps in self.curves.items()}
@@ -101,6 +99,33 @@ class Curves(ABC, Generic[P]):
             name = f"{self.name}-{task.replace(':', '-').replace('/', '-')}"
             report.chart(Lines(lines, self.x_label, label, falling_x=falling), name=name)
         return report
+
+    def verdict(self) -> str:
+        """How far along each curve the first task's score stays, and what the other end has."""
+        task, said = next(iter(self.metrics)), []
+        for name, points in self.curves.items():
+            whole, *others = sorted(points, key=self.x, reverse=True)
+            if not others:
+                continue
+            kept = whole
+            for point in others:
+                if abs(point.scores[task] - whole.scores[task]) > EQUAL * abs(whole.scores[task]):
+                    break
+                kept = point
+            said.append(
+                f"{name} keeps its {task} within {EQUAL:.0%} down to {self.x(kept):.4g} {self.x_label}: "
+                f"{self._score(kept, task)}, against {self._score(whole, task)} at {self.x(whole):.4g}. At "
+                f"{self.x(others[-1]):.4g} it has {self._score(others[-1], task)}."
+            )
+        sure = "± is one standard error over the items of the task" if any(self._errors(task)) else "one text, one seed"
+        return "\n\n".join([*said, f"How sure: {sure}; nothing was trained again."]) if said else ""
+
+    def _errors(self, task: str) -> list[float | None]:
+        return [point.standard_errors[task] for point in self.points]
+
+    def _score(self, point: P, task: str) -> str:
+        error = point.standard_errors[task]
+        return f"{point.scores[task]:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
     def add_points(self, report: Report, heading: str, text: str) -> Report:
         """The table, what it means, and where the rest is."""

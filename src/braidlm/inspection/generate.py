@@ -269,6 +269,10 @@ def study_report(study: PromptStudy) -> Report:
     """A section for each prompt, with every model's continuation; for programs, a row for each prompt and model."""
     subtitle = f"The same prompts ({len(study.prompts)}), continued by {listed(list(study.models))}"
     report = Report("Prompt study", subtitle, tables=[_data_table(study)])
+    report.verdict = (
+        f"{listed(list(study.models))} continued the same {len(study.prompts)} prompts. Texts are side by side, and no "
+        "model has won: nothing here is scored, and one sample of each says little."
+    )
     for number, (prompt, texts) in enumerate(study.blocks(), 1):
         words = " ".join((f"{prompt.name}: {prompt.text}" if prompt.name else prompt.text).split())
         report.heading(f"{number}. {words}" if len(words) <= 80 else f"{number}. {words[:77]}...")

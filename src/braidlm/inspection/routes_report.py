@@ -48,6 +48,8 @@ def routes_report(result: RoutingReport, back: str = "") -> Report:
         )
     else:
         report = Report("What gates do", f"The gated layers of {listed([model.name for model in result.gated])}")
+        said = [(f"{model.name}: " if len(result.gated) > 1 else "", model.findings) for model in result.gated]
+        report.verdict = "\n\n".join(name + " ".join(f"{capital(one)}." for one in found) for name, found in said)
     report.tables = data_tables(result)
     if back:
         report.links({"Back to the report": back})

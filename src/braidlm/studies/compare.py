@@ -20,6 +20,7 @@ from braidlm.core.recipes import compose_recipe
 from braidlm.core.report.page import notebook
 from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Lines, Points, Report, Table
+from braidlm.core.report.verdicts import ranking
 from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import encode
 from braidlm.opening.names import StrPath
@@ -218,6 +219,8 @@ def _peaks(folder: Path) -> dict[str, int]:
 def comparison_report(comparison: Comparison, recipes: Mapping[str, dict[str, Any]]) -> Report:
     """The table, the charts, in what the recipes differ, and the recipes in full."""
     report = Report("Comparison", f"{len(comparison.models)} models, trained on the same batches")
+    bits = {model.name: [] if model.bits_per_byte is None else [model.bits_per_byte] for model in comparison.models}
+    report.verdict = ranking(bits, f"models trained on the same batches ({comparison.settings['budget']})")
     report.data[RESULTS] = comparison.facts()
     report.facts(comparison.settings).heading("Cost, speed and quality").table(comparison_table(comparison))
     report.text(

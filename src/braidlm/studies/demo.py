@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from braidlm.core import console
 from braidlm.core.console import count
 from braidlm.core.models.folders import load_model
 from braidlm.core.report.rendering import show_report, write
-from braidlm.core.report.report import Report, Table
+from braidlm.core.report.report import Report, Table, listed
+from braidlm.core.report.verdicts import EQUAL
 from braidlm.data.corpora.maths import generate_problem
 from braidlm.data.corpora.stories import pronoun_pairs
 from braidlm.data.loading.open_data import OpenData, open_data
@@ -46,8 +46,6 @@ UNROUTED = (
     "This join has no router that could choose: it reads both paths. But after each layer one can ask which path's "
     "output the joined stream resembles most, token by token."
 )
-EQUAL = 0.02
-"""Two scores that differ by less than this share count as equal: another seed moves them as far."""
 COUNTS = {2: "Two", 3: "Three", 4: "Four", 5: "Five"}
 WRITERS = {"composed": "the composed model", "dense": "the dense model"}
 
@@ -162,9 +160,8 @@ def demo_report(facts: DemoFacts) -> Report:
 def _add_verdict(report: Report, facts: DemoFacts) -> None:
     results, composed = facts.results, facts.composed
     trigram = {"trigram": facts.ngrams["trigram"]}
+    report.verdict = verdict(results, composed)
     report.facts(dict(_key_figures(facts)))
-    for finding in findings(results, composed, trigram):
-        report.heading(finding.question, level=3).text(finding.answer)
     first_seed = [m for m in results.models if m.seed == composed.seed]
     report.chart(
         comparison_chart(results, first_seed, trigram),
@@ -172,10 +169,12 @@ def _add_verdict(report: Report, facts: DemoFacts) -> None:
         "colour on the whole report. Trigram models are told the domain; the others are not.",
         "comparison",
     )
+    report.heading("What was found")
+    for question, answer in findings(results, composed, trigram).items():
+        report.heading(question, level=3).text(answer)
     report.text(
-        "This is one run with one seed, so that small differences mean little. The text is made by rules, and a part "
-        "of it says as much as the whole: what owners gain by text that others keep shows on real text only. "
-        "`docs/results.md` has more."
+        "The text is made by rules, and a part of it says as much as the whole: what owners gain by text that others "
+        "keep shows on real text only. `docs/results.md` has more."
     )
     report.links(ROUTES_LINK if facts.routes else {})
 
@@ -208,11 +207,8 @@ def _add_setting(report: Report, facts: DemoFacts) -> None:
 
 def _add_paths(report: Report, facts: DemoFacts) -> None:
     results = facts.results
-    rows = [
-        [m.name, count(m.tokens), *(f"{m.bits[d]:.3f}" for d in results.domains)]
-        for m in results.models
-        if m.kind == "path"
-    ]
+    paths = [m for m in results.models if m.kind == "path"]
+    rows = [[m.name, count(m.tokens), *(f"{m.bits[d]:.3f}" for d in results.domains)] for m in paths]
     report.text("Each path knows its own domain and is lost in the other. Bits per byte of held-out text:")
     report.table(Table(["path", "tokens seen", *(f"on {d}" for d in results.domains)], rows))
 
@@ -303,33 +299,38 @@ def _add_next_steps(report: Report, facts: DemoFacts) -> None:
         f'braid generate {composed.folder} "Once upon a time" --top-next 5\n'
         f'braid generate {composed.folder} "Once upon a time" --paths {first}\n'
         f"braid routes {composed.folder} --out routes\n"
-        f"braid show {composed.folder}\n"
+        f"braid serve {composed.folder}                # the page: write with it and look inside\n"
         "braid train papers/papaformer/phase2        # the paper's experiment, at small size\n"
         "braid prepare my-texts/*.txt --out data/mine"
     )
 
 
-class Finding(NamedTuple):
-    """An answer, and the question it answers."""
+def verdict(results: StudyResults, composed: ModelResult) -> str:
+    """The composed model beside the dense one, or else beside the paths, and how sure that is."""
+    paths = [m for m in results.models if m.kind == "path" and m.seed == composed.seed]
+    dense = [m for m in results.models if m.kind == "whole" and m.seed == composed.seed]
+    beside = "a dense model of about its size, trained on all text" if dense else "its owners' models on their own text"
+    others = dense[0].bits if dense else {path.name: path.bits[path.name] for path in paths}
+    return (
+        f"Small models trained apart on {listed([path.name for path in paths])} became one. Beside {beside}, it is "
+        f"{compared(composed.bits, others)}: in bits per byte it has {_listed(composed.bits)}, against "
+        f"{_listed(others)}.\n\nHow sure: this is one run with one seed. Differences of less than {EQUAL:.0%} count as "
+        "equal, since another seed moves scores as far."
+    )
 
-    question: str
-    answer: str
 
-
-def findings(results: StudyResults, composed: ModelResult, ngrams: Mapping[str, Bits]) -> list[Finding]:
+def findings(results: StudyResults, composed: ModelResult, ngrams: Mapping[str, Bits]) -> dict[str, str]:
     """What the owners of the paths get, what withdrawing a path costs, and what pooling all text would have given."""
     paths = [m for m in results.models if m.kind == "path" and m.seed == composed.seed]
     count = COUNTS.get(len(paths), str(len(paths)))
     kept = f"{results.study.kept:.0%} of their text" if results.study.kept is not None else "text"
-    found = [
-        Finding(f"{count} owners keep {kept} to themselves: what do they get?", _owners(composed, paths, ngrams)),
-        Finding("What does it cost when one of them withdraws?", _withdrawal(composed)),
-    ]
+    found = {
+        f"{count} owners keep {kept} to themselves: what do they get?": _owners(composed, paths, ngrams),
+        "What does it cost when one of them withdraws?": _withdrawal(composed),
+    }
     dense = [m for m in results.models if m.kind == "whole" and m.seed == composed.seed]
-    if dense:
-        answer = " ".join(_dense(composed, paths, model) for model in dense)
-        found.append(Finding("What would one model that saw all of the text reach?", answer))
-    return found
+    answers = " ".join(_dense(composed, paths, model) for model in dense)
+    return found | ({"What would one model that saw all of the text reach?": answers} if dense else {})
 
 
 def _owners(composed: ModelResult, paths: Sequence[ModelResult], ngrams: Mapping[str, Bits]) -> str:
@@ -384,8 +385,7 @@ def compared(bits: Bits, others: Bits) -> str:
 
 
 def _listed(bits: Mapping[str, float]) -> str:
-    *first, last = [f"{value:.2f} on {domain}" for domain, value in bits.items()]
-    return f"{', '.join(first)} and {last}" if first else last
+    return listed([f"{value:.2f} on {domain}" for domain, value in bits.items()])
 
 
 def _range(values: Sequence[float]) -> str:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.differences import differences, shown
-from braidlm.core.files import make_folder
+from braidlm.core.files import json_sha256, make_folder
 from braidlm.core.report.rendering import show_report, write
 from braidlm.core.report.report import Report, Table
+from braidlm.core.report.verdicts import ranking
 from braidlm.opening.names import StrPath
 from braidlm.studies.results import RUN_FACTS, ModelResult, read_runs
 from braidlm.studies.tables import add_recipes, cells, duration
@@ -80,6 +81,13 @@ def run_report(runs: Sequence[ModelResult], title: str) -> Report:
     """The table, and every recipe in full."""
     report = Report(title, "Every run, in the order in which they were started")
     done = sum(run.is_done for run in runs)
+    named: dict[str, str] = {}  # runs that differ in their seeds alone are one
+    scores: dict[str, list[float]] = {}
+    for run in runs:
+        if run.is_done and run.bits_per_byte is not None:
+            name = named.setdefault(json_sha256(_compared(run.recipe)), run.name)
+            scores.setdefault(name, []).append(run.bits_per_byte)
+    report.verdict = ranking(scores, f"recipes ({len(runs)} runs, {done} of them done)")
     machines = dict.fromkeys(run.hardware for run in runs if run.hardware is not None)
     facts = {"runs": len(runs), "done": done, "wall clock of all": duration(sum(run.wall_seconds for run in runs))}
     report.facts(facts | ({"hardware": "; ".join(machines)} if machines else {})).table(run_table(runs))

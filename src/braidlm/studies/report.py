@@ -7,7 +7,8 @@ from statistics import mean
 
 from braidlm.core import console
 from braidlm.core.report.rendering import show_report, write
-from braidlm.core.report.report import COLOURS, INK, Bars, Lines, Points, Report
+from braidlm.core.report.report import COLOURS, INK, Bars, Lines, Points, Report, listed
+from braidlm.core.report.verdicts import ranking
 from braidlm.data.loading.open_data import open_data
 from braidlm.inspection.results import RoutingReport, share_chart, verdicts
 from braidlm.inspection.routes_report import PAGE as ROUTES_PAGE
@@ -50,6 +51,10 @@ def study(
 def study_report(results: StudyResults, routed: RoutingReport | None) -> Report:
     """The tables and charts of a study."""
     report = Report(results.study.name, _subtitle(results), data={"results": results.as_dict()})
+    names = [n for n in results.names() if n not in results.names("path")] or results.names("path")
+    bits = {name: [mean(m.bits.values()) for m in results.of(name)] for name in names}
+    on = f"bits per byte on held-out {listed(results.domains)}"
+    report.verdict = ranking(bits, "models", on if len(results.domains) == 1 else f"mean {on}")
     curves_after = "bits-per-byte" if results.names("path") else "learning"
     seeds = len(results.study.seeds)
     means = "" if seeds == 1 else f" Means of {seeds} seeds."

@@ -149,9 +149,9 @@ def _part(part: Part) -> str:
         case Picture(chart, caption, name):
             data = json.dumps(chart_data(chart) | {"name": name}, ensure_ascii=False, separators=(",", ":"))
             # Within a script `</script` and `<!--` would count even in a string.
-            data = f'<script type="application/json">{data.replace("<", chr(92) + "u003c")}</script>'
-            values = f"<details open><summary>The values</summary>{_scroll(chart_table(chart))}</details>"
-            return f'<figure class="picture"><div class="chart"></div>{data}{_caption(caption)}{values}</figure>'
+            script = f'<script type="application/json">{data.replace("<", chr(92) + "u003c")}</script>'
+            table = f"<details open><summary>The values</summary>{_scroll(chart_table(chart))}</details>"
+            return f'<figure class="picture"><div class="chart"></div>{script}{_caption(caption)}{table}</figure>'
         case Quote(text, who, prompt, note):
             before = f'<span class="prompt">{escape(prompt)}</span>' if prompt else ""
             quoted = f"<blockquote>{before}{escape(text if prompt else text.strip())}</blockquote>"
@@ -238,6 +238,7 @@ def _logo() -> str:
         for _, k in turns:
             ts = [middle + math.pi / 3 * (step / 6 - 0.5) for step in range(7)]
             path = " ".join(f"{t * 12 + 8:.1f},{13 + 8 * math.sin(t + k * math.tau / 3):.1f}" for t in ts)
-            strand = f'<polyline points="{path}" stroke-linecap="round" stroke="var(--'
-            lines += [f'{strand}paper)" stroke-width="7"/>', f'{strand}c{k + 1})" stroke-width="3.4"/>']
+            strand = f'<polyline points="{path}" stroke="var(--'
+            lines += [f'{strand}paper)" stroke-width="7"/>']
+            lines += [f'{strand}c{k + 1})" stroke-width="3.4" stroke-linecap="round"/>']
     return f'<svg class="mark" viewBox="0 0 130 26" fill="none" aria-hidden="true">{"".join(lines)}</svg>'

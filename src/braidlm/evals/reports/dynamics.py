@@ -125,6 +125,9 @@ def best_sentence(run: Dynamics) -> str:
     scores = ", ".join(f"{task} {values[at]:.4g}" for task, values in run.scores.items())
     where = f" ({run.amounts[at]:,.0f} {run.unit})" if run.unit != "checkpoint" else ""
     text = f"`{run.run}`: the best of {over} is `{run.names[at]}`{where}: {scores}."
+    if at < len(run.names) - 1:
+        last = ", ".join(f"{task} {values[-1]:.4g}" for task, values in run.scores.items())
+        text += f" The last, `{run.names[-1]}`, has {last}."
     if not run.noisy:
         return text
     tasks = ", ".join(f"`{task}` ({spread:.2g} and {error:.2g})" for task, (spread, error) in run.noisy.items())

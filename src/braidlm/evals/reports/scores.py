@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from braidlm.core.report.report import Report, Strong, Table
+from braidlm.core.report.report import Report, Strong, Table, listed
 from braidlm.evals.babylm.averages import Average, averages
 from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
 from braidlm.evals.scoring.requests import IN_WINDOWS, SHORTENED
@@ -40,6 +40,7 @@ def scores_report(evaluation: Evaluation) -> Report:
     report = Report("Scores", f"{names} on {tasks}", tables=[long_table(evaluation)])
     report.data = {"babylm": evaluation.averages} if evaluation.averages else {}
     report.data["results"] = evaluation.facts()
+    report.verdict = verdict(evaluation)
     report.table(score_table(evaluation))
     if evaluation.over_runs:
         report.table(run_table(evaluation))
@@ -60,6 +61,35 @@ def scores_report(evaluation: Evaluation) -> Report:
     report.table(Table(["model", "active paths", "modules switched off", "SHA-256 begins with"], rows))
     report.text(f"Computed in {evaluation.dtype}, with {versions_line(evaluation)}.")
     return report.text("Every part of every task is in `results.json` and `results.csv` beside this page.")
+
+
+def verdict(evaluation: Evaluation) -> str:
+    """Which model is the best of each task, by how much and how sure; of one model, its scores beside guessing."""
+    found, first = evaluation.verdicts, evaluation.models[0]
+    if not found:
+        scores = [
+            f"{task} {result.shown}{'' if result.chance is None else f' (guessing gives {result.chance:.4g})'}"
+            for task, result in first.tasks.items()
+        ]
+        return f"{first.name} has {listed(scores)}.\n\nHow sure: ± is one standard error over the items of a task."
+    won: dict[str, list[str]] = {}
+    for task, (difference, error) in _differences(evaluation).items():
+        by = f" (by {difference} ± {error} over {found[task].next})" if len(found) <= FEW_PARTS else ""
+        won.setdefault(found[task].best if found[task].clear else "", []).append(f"{task}{by}")
+    unclear = won.pop("", [])
+    sentences = [
+        f"{name} is clearly the best on {len(tasks)} of {len(found)} tasks: {listed(tasks)}."
+        for name, tasks in won.items()
+    ]
+    if unclear:
+        which = (
+            "No model is clearly the best on" if won else f"No model of {len(evaluation.models)} is clearly the best on"
+        )
+        sentences.append(f"{which} {listed(unclear)}.")
+    return (
+        f"{' '.join(sentences)}\n\nHow sure: clear is a difference of more than two standard errors, over the items of "
+        "a task. How far another seed of the training would move a score is not in it."
+    )
 
 
 def score_table(evaluation: Evaluation) -> Table:
@@ -155,16 +185,23 @@ def versions_line(evaluation: Evaluation) -> str:
     return ", ".join(f"{package} {version}" for package, version in evaluation.versions.items())
 
 
+def _differences(evaluation: Evaluation) -> dict[str, tuple[str, str]]:
+    """The difference of the best two models of each task and its error, rounded to two digits of the error."""
+    shown = {}
+    for task, found in evaluation.verdicts.items():
+        difference, error = f"{round(found.difference, 9):.4g}", "–" if found.standard_error is None else "0"
+        if found.standard_error:  # else the difference of equal sums is a rounding error
+            digits = max(0, 1 - math.floor(math.log10(found.standard_error)))
+            difference, error = (f"{each:.{digits}f}" for each in (found.difference, found.standard_error))
+        shown[task] = (difference, error)
+    return shown
+
+
 def _difference_table(evaluation: Evaluation) -> Table:
     rows = []
-    for task, verdict in evaluation.verdicts.items():
-        # Both numbers are rounded to two significant digits of the error.
-        difference, error = f"{round(verdict.difference, 9):.4g}", "–" if verdict.standard_error is None else "0"
-        if verdict.standard_error:  # else the difference of equal sums is a rounding error
-            digits = max(0, 1 - math.floor(math.log10(verdict.standard_error)))
-            difference, error = (f"{each:.{digits}f}" for each in (verdict.difference, verdict.standard_error))
-        paired = "paired" if verdict.paired else "apart"
-        rows.append([f"`{task}`", verdict.best, verdict.next, difference, error, paired, verdict.clear])
+    for task, numbers in _differences(evaluation).items():
+        found = evaluation.verdicts[task]
+        rows.append([f"`{task}`", found.best, found.next, *numbers, "paired" if found.paired else "apart", found.clear])
     return Table(
         ["task", "best", "next", "difference", "standard error", "items", "clear"],
         rows,

@@ -1,0 +1,41 @@
+"""The verdict of a report that compares: what was compared, which is best, by how much, and how sure that is."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev, variance
+
+CLEAR = 2.0
+"""A difference of more than this many of its standard errors is called clear."""
+EQUAL = 0.02
+"""Single scores that differ by less than this share count as equal: another seed moves them as far."""
+
+
+def ranking(scores: Mapping[str, Sequence[float]], compared: str, what: str = "bits per byte") -> str:
+    """The lowest of {name: its scores with each seed} and the next, then whether seeds would explain the difference."""
+    known = {name: each for name, each in scores.items() if each and all(map(math.isfinite, each))}
+    best, *others = sorted(known, key=lambda name: mean(known[name])) or [""]
+    if not others:
+        only = f"{best} has {_shown(known[best])} {what}" if best else f"No {what} are known"
+        return f"{only}; there is nothing to compare it with."
+    first, second = known[best], known[others[0]]
+    gap = mean(second) - mean(first)
+    share = gap / abs(mean(second)) if mean(second) else 0.0
+    won = (
+        f"{best} is the best of {len(known)} {compared}, with {_shown(first)} {what}: {share:.1%} less than the next, "
+        f"{others[0]} ({_shown(second)})."
+    )
+    if min(len(first), len(second)) < 2:
+        small = share < EQUAL
+        chance = "another seed could turn it round" if small else "how far seeds move it is not known"
+        return f"{won}\n\nHow sure: this is one seed each, and with a difference of {share:.1%} {chance}."
+    error = math.sqrt(variance(first) / len(first) + variance(second) / len(second))
+    clear = "clear" if gap > CLEAR * error else "not clear, and may be chance"
+    of_seeds = str(len(first)) if len(first) == len(second) else f"{len(first)} and {len(second)}"
+    return (
+        f"{won}\n\nHow sure: over {of_seeds} seeds the difference is {gap:.4f} ± {error:.4f} (standard error): {clear}."
+    )
+
+
+def _shown(values: Sequence[float]) -> str:
+    text = f"{mean(values):.4f}"
+    return text if len(values) == 1 else f"{text} ± {stdev(values):.4f}"

@@ -1,0 +1,31 @@
+"""Who won, by how much and how sure, in words."""
+
+import math
+
+from braidlm.core.report.verdicts import ranking
+
+
+def test_the_lowest_wins_and_seeds_say_how_sure_that_is() -> None:
+    text = ranking({"b": [0.80, 0.82, 0.81], "a": [0.71, 0.72, 0.70], "c": [1.0, 1.0, 1.0]}, "models", "bits")
+    assert text == (
+        "a is the best of 3 models, with 0.7100 ± 0.0100 bits: 12.3% less than the next, b (0.8100 ± 0.0100).\n\n"
+        "How sure: over 3 seeds the difference is 0.1000 ± 0.0082 (standard error): clear."
+    )
+    assert "0.0100 ± 0.0566 (standard error): not clear, and may be chance" in ranking(
+        {"a": [0.7, 0.78], "b": [0.71, 0.79]}, "models"
+    )
+    assert "over 2 and 3 seeds" in ranking({"a": [0.7, 0.78], "b": [0.71, 0.79, 0.8]}, "models")
+
+
+def test_one_seed_is_said_to_be_one() -> None:
+    assert "How sure: this is one seed each, and with a difference of 1.0% another seed" in ranking(
+        {"a": [0.99], "b": [1.0]}, "models"
+    )
+    assert "with a difference of 50.0% how far seeds move it is not known" in ranking({"a": [1.0], "b": [2.0]}, "m")
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert ranking({"a": [1.0], "b": [math.nan], "c": []}, "models") == (
+        "a has 1.0000 bits per byte; there is nothing to compare it with."
+    )
+    assert ranking({}, "models") == "No bits per byte are known; there is nothing to compare it with."
