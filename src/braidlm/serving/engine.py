@@ -68,7 +68,7 @@ class Engine:
         """Guards what other threads write: the requests that wait, the work, and whether the engine is to stop."""
         self._waiting: deque[Completion] = deque()
         self._work: deque[tuple[Callable[[Any], Any], Switches, Future[Any]]] = deque()
-        self._closing = False
+        self._closing = self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"engine of {opened.name}", daemon=True)
         self._thread.start()
 
@@ -140,12 +140,7 @@ class Engine:
         """Stop; with `drain`, requests that wait or run end first, and without they are cancelled."""
         with self._changed:
             self._closing = True
-            if not drain:
-                for completion in (
-                    *self._waiting,
-                    *(t.completion for lane in self._lanes.values() for t in lane.texts.values()),
-                ):
-                    completion.cancelled = True
+            self._stopping = not drain
             self._changed.notify()
         self._thread.join()
 
@@ -160,6 +155,8 @@ class Engine:
         """The thread's: work until the engine is closed and nothing is left to do."""
         while self._wait():
             self._do_work()
+            if self._stopping:
+                self._cancel_all()
             self._begin_texts()
             touched: list[Completion] = []
             for lane in list(self._lanes.values()):
@@ -167,6 +164,11 @@ class Engine:
                 self._advance(lane)
             self._post(touched)
             self._drop_idle()
+
+    def _cancel_all(self) -> None:
+        running = [text.completion for lane in self._lanes.values() for text in lane.texts.values()]
+        for completion in (*self._waiting, *running):
+            completion.cancelled = True
 
     def _wait(self) -> bool:
         """Wait for something to do; false where nothing more will come."""

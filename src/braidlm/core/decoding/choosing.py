@@ -92,22 +92,23 @@ def choose_tokens(logits: Tensor, choosers: Sequence[Chooser]) -> Chosen:
     if asked:
         at = torch.tensor(asked).to(logits.device, non_blocking=True)
         told = log_probabilities(logits[at], tokens[at], max(choosers[row].top or 0 for row in asked), asked)
-    # A token of -1 can be told from all others after one copy to the host.
-    return Chosen(tokens.masked_fill(logits.isnan().any(-1), -1), told)
+    return Chosen(tokens, told)
 
 
 def _choose(logits: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
-    """[row]: the token at which the cumulated probabilities pass the row's number."""
+    """[row]: the token at which the cumulated probabilities pass the row's number; -1 where there are none."""
     if sampling.temperature == 0:
-        return sampling.allowed(logits).argmax(-1)
+        best, tokens = sampling.allowed(logits).max(-1)  # a NaN is the largest
+        return tokens.masked_fill(best.isnan(), -1)
     probabilities = sampling.probabilities(logits)
     cumulated = probabilities.cumsum(-1)
     total = cumulated[:, -1:]
     wanted = torch.minimum(numbers[:, None] * total, total.nextafter(torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulated, wanted, right=True).clamp_max(logits.shape[-1] - 1)
-    # Sums that a GPU makes in parts may rise, by rounding, where nothing is added.
-    possible = probabilities.gather(-1, tokens) > 0
-    return torch.where(possible, tokens, probabilities.argmax(-1, keepdim=True))[:, 0]
+    if logits.is_cuda:  # which sums in parts, so that sums may rise, by rounding, where nothing is added
+        possible = probabilities.gather(-1, tokens) > 0
+        tokens = torch.where(possible, tokens, probabilities.argmax(-1, keepdim=True))
+    return tokens.masked_fill(total.isnan(), -1)[:, 0]
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, best: int, at: list[int]) -> LogProbabilities:
