@@ -13,6 +13,7 @@ import torch
 from braidlm.core.decoding.choosing import Chooser
 from braidlm.core.decoding.generation import TransformersDecoder, without_pauses
 from braidlm.core.decoding.rows import BraidRows, RowDecoder, SingleText
+from braidlm.core.decoding.transformers_rows import TransformersRows
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -248,12 +249,10 @@ def _ends(model: Any, eos_id: int | None) -> frozenset[int]:
 
 def _decoding(model: Any, rows: int, length: int) -> tuple[Callable[[], RowDecoder], dict[str, Any]]:
     """What makes a decoder, and the facts about it."""
-    facts: dict[str, Any] = {"device": str(model.device), "limit": length}
-    if isinstance(model, BraidForCausalLM):
-        own = BraidRows(model)
-        return lambda: RowDecoder(own, rows, length), facts | {"rows": rows, "batching": "texts join at every step"}
-    batching = "one text after another"
-    return lambda: SingleText(lambda limit: TransformersDecoder(model, limit), length), facts | {
-        "rows": 1,
-        "batching": batching,
-    }
+    facts: dict[str, Any] = {"device": str(model.device), "limit": length, "rows": rows}
+    try:
+        own = BraidRows(model) if isinstance(model, BraidForCausalLM) else TransformersRows(model, length)
+    except BraidError as error:
+        facts |= {"rows": 1, "batching": f"one text after another: {error.what}"}
+        return lambda: SingleText(lambda limit: TransformersDecoder(model, limit), length), facts
+    return lambda: RowDecoder(own, rows, length), facts | {"batching": "texts join and leave at every step"}
