@@ -87,7 +87,7 @@ def add_error_handlers(app: FastAPI) -> None:
 def validation_error(problems: Sequence[Any]) -> ApiError:
     """The first problem of a body that does not have the types that it should have."""
     first = problems[0]
-    where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    where = [str(part) for part in first["loc"][1:]]  # it begins with body, query or path
     param = where[0] if where else None
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
