@@ -46,7 +46,13 @@ def create_app(
             await models.close()
 
     app = FastAPI(
-        title="Braid", version=braidlm.__version__, description=ABOUT, lifespan=life, docs_url=None, redoc_url=None
+        title="Braid",
+        version=braidlm.__version__,
+        description=ABOUT,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     metrics, limits = Metrics(models), limits or Limits()
     add_error_handlers(app)

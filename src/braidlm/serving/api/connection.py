@@ -1,7 +1,6 @@
 """Connections that hold nobody up: heads that drip, readers that do not read, and what is no HTTP at all."""
 
 import asyncio
-import json
 from typing import Any
 
 import h11
@@ -60,13 +59,9 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """In OpenAI's shape; where an answer has begun already, the connection only ends."""
         if self.conn.our_state is h11.IDLE or self.conn.our_state is h11.SEND_RESPONSE:
-            body = json.dumps(ApiError(400, "this is no valid HTTP request").body).encode()
-            headers = [
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-                ("connection", "close"),
-            ]
-            events = (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage())
-            for event in events:
+            answer = ApiError(400, "this is no valid HTTP request").response()
+            headers = [*answer.raw_headers, (b"connection", b"close")]
+            response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (response, h11.Data(data=answer.body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
