@@ -62,6 +62,6 @@ class Connection(H11Protocol):
             answer = ApiError(400, "this is no valid HTTP request").response()
             headers = [*answer.raw_headers, (b"connection", b"close")]
             response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-            for event in (response, h11.Data(data=answer.body), h11.EndOfMessage()):
+            for event in (response, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()

@@ -14,6 +14,7 @@ from braidlm.serving.models import NotFound, UnknownModel
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's kinds of errors by status; others below 500 are an `invalid_request_error`."""
+SERVER_ERROR = "the server made a mistake, which its terminal shows"
 LONGEST_MESSAGE = 2_000
 """Characters of a message; what a client sent may be longer than that."""
 
@@ -81,7 +82,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def of_the_server(request: Request, error: Exception) -> JSONResponse:
-        return ApiError(500, "the server made a mistake, which its terminal shows").response()
+        return ApiError(500, SERVER_ERROR).response()
 
 
 def validation_error(problems: Sequence[Any]) -> ApiError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ from starlette.types import Receive, Scope, Send
 
 from braidlm.core.errors import BraidError
 from braidlm.serving.api.bodies import GenerationBody
-from braidlm.serving.api.errors import ApiError, as_api_error
+from braidlm.serving.api.errors import SERVER_ERROR, ApiError, as_api_error
 from braidlm.serving.api.metrics import Metrics
 from braidlm.serving.api.texts import Entry, GrowingText, Piece, TokenTexts
 from braidlm.serving.engine import Completion, Engine, Request
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 REASONS = {"end": "stop", "max_tokens": "length", "limit": "length"}
 
 
@@ -168,6 +170,9 @@ class Generation:
                 await event(usage=self.usage)
         except (ApiError, BraidError) as error:
             await send(sse((error if isinstance(error, ApiError) else as_api_error(error)).body))
+        except Exception:
+            LOG.exception("a text ended with an error")
+            await send(sse(ApiError(500, SERVER_ERROR).body))
         await send(b"data: [DONE]\n\n")
 
 

@@ -73,8 +73,7 @@ class GrowingText:
         """New tokens; those of `ends` end a text and are not part of it."""
         ids = [token.id for token in tokens if token.id not in ends]
         if not self.keeps_entries:
-            self.stream.ids.extend(ids)
-            return Piece(self._release(self.stream.finish(complete=True)), ids)
+            return Piece(self._release(self.stream.add(*ids)), ids)
         text = ""
         for token in tokens:
             self.waiting.append(Entry(token, self.seen))
