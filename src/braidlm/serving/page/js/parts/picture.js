@@ -12,10 +12,12 @@ const [WIDTH, MARGIN, LINE, SIZE] = [860, 28, 30, 16];
  */
 export function textPicture(title, legend, rows) {
   const picture = document.createElementNS(NAMESPACE, "svg");
+  // Control characters and halves of characters cannot stand in an SVG.
+  const drawable = (text) => text.replace(/[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]|\p{Surrogate}/gu, "◦");
   const draw = (name, attributes, text) => {
     const made = document.createElementNS(NAMESPACE, name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text !== undefined) made.textContent = text;
+    if (text !== undefined) made.textContent = drawable(text);
     picture.append(made);
     return made;
   };

@@ -19,6 +19,12 @@ export function partsOf(model) {
   return groups.filter((group) => group.parts.length);
 }
 
+/** Of parts that an address names, those that the model has. */
+export function partsIn(model, off) {
+  const known = new Set(partsOf(model).flatMap((group) => group.parts.map((part) => part.key)));
+  return off.filter((key) => known.has(key));
+}
+
 /** The switches of a request, for the parts that are off. */
 export function switchesOf(model, off) {
   const of = (kind) => off.filter((key) => key.startsWith(`${kind}:`)).map((key) => key.slice(kind.length + 1));

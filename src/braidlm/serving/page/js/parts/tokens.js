@@ -71,9 +71,9 @@ function Beside({ box, at, children }) {
   return html`<div class="at-token" role="tooltip" ref=${own}>${children}</div>`;
 }
 
-/** Line breaks are seen, and a token that completes no character has a mark. */
+/** Line breaks are seen, and a token that completes no character, or a character that has no form, has a mark. */
 function visible(text) {
-  return text === "" ? "◦" : text.replaceAll("\n", "↵\n");
+  return text === "" ? "◦" : text.replaceAll("\n", "↵\n").replace(/[\0-\x08\x0b-\x1f\x7f-\x9f]/g, "◦");
 }
 
 function spoken(text) {

@@ -4,7 +4,7 @@ import { update } from "../address.js";
 import { useAnswer, useWork } from "../asking.js";
 import { ModelChoice, Problem, TextBox } from "../parts/fields.js";
 import { Settings, samplingOf } from "../parts/settings.js";
-import { Switches, namesOf, partsOf, switchesOf } from "../parts/switches.js";
+import { Switches, namesOf, partsIn, partsOf, switchesOf } from "../parts/switches.js";
 import { Tokens } from "../parts/tokens.js";
 import { continueText, joined, newSeed, tokensOf } from "../parts/writing.js";
 import { html, percent, useEffect, useState } from "../ui.js";
@@ -14,7 +14,7 @@ import { Changes } from "./changes.js";
 
 /** One model, as it is and without what is switched off. */
 export function SwitchOff({ model, state }) {
-  const off = state.off.filter((key) => partsOf(model).some((group) => group.parts.some((part) => part.key === key)));
+  const off = partsIn(model, state.off);
   const left = { title: "With all parts", model, switches: {} };
   const right = { title: off.length ? `Without ${namesOf(off)}` : "Nothing is off yet", model, switches: switchesOf(model, off) };
   const panel = html`<section class="panel" aria-label="Parts"><h2 class="small-title">Parts that are active</h2>
@@ -26,14 +26,15 @@ export function SwitchOff({ model, state }) {
 /** Two models, each with its parts. */
 export function TwoModels({ model, models, state }) {
   const other = models.find((one) => one.name === state.other) ?? models.find((one) => one.name !== model.name) ?? model;
+  const [offLeft, offRight] = [partsIn(model, state.off), partsIn(other, state.off_other)];
   const choose = (which, name) => update({ [which]: name, [which === "model" ? "off" : "off_other"]: [] }, true);
   const side = (one, off) => ({ title: off.length ? `${one.name} without ${namesOf(off)}` : one.name, model: one, switches: switchesOf(one, off) });
   const panel = html`<section class="panel pair" aria-label="Models">
-    ${[["model", "Left", model, state.off, "off"], ["other", "Right", other, state.off_other, "off_other"]].map(
+    ${[["model", "Left", model, offLeft, "off"], ["other", "Right", other, offRight, "off_other"]].map(
       ([which, label, one, off, key]) => html`<div key=${which}><${ModelChoice} label=${`${label} model`} models=${models} value=${one.name} change=${(name) => choose(which, name)} />
         ${partsOf(one).length > 0 && html`<details open=${off.length > 0}><summary>Its parts</summary><${Switches} label=${`Parts of ${one.name}, ${label.toLowerCase()}`} model=${one} off=${off} change=${(now) => update({ [key]: now })} /></details>`}</div>`,
     )}</section>`;
-  const [left, right] = [side(model, state.off), side(other, state.off_other)];
+  const [left, right] = [side(model, offLeft), side(other, offRight)];
   const same = model === other && JSON.stringify(left.switches) === JSON.stringify(right.switches);
   return html`<${Beside} state=${state} left=${left} right=${right} same=${same} hint="Choose two different models, or switch off different parts.">${panel}</${Beside}>`;
 }

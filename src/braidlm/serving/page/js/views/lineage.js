@@ -69,12 +69,12 @@ function Picture({ model, graph, chosen }) {
         return html`<g key=${index} class="edge"><path d=${curve(edge.points)} marker-end="url(#arrow)" />${edge.label && html`<text x=${middle.x} y=${middle.y - 6} text-anchor="middle">${short(edge.label)}</text>`}</g>`;
       })}
       ${drawing.nodes.map((node) => html`<g key=${node.id} class=${`node ${KINDS[node.kind] ?? "model"} ${node.id === chosen?.id ? "chosen" : ""}`} role="button" tabindex="0" aria-pressed=${String(node.id === chosen?.id)}
-        aria-label=${`${KINDS[node.kind] ?? ""} ${node.label}`} transform=${`translate(${node.x - size.wide / 2} ${node.y - HIGH / 2})`} onClick=${() => choose(node)} onKeyDown=${(event) => {
+        transform=${`translate(${node.x - size.wide / 2} ${node.y - HIGH / 2})`} onClick=${() => choose(node)} onKeyDown=${(event) => {
           if (event.key !== "Enter" && event.key !== " ") return;
           event.preventDefault();
           choose(node);
-        }}><title>${node.label}</title><rect width=${size.wide} height=${HIGH} rx=${node.kind === "data" ? 28 : 9} />
-        <text class="kind" x="14" y="22">${KINDS[node.kind] ?? ""}</text><text class="name" x="14" y="42">${short(node.label)}</text></g>`)}
+        }}>${short(node.label) === node.label ? "" : html`<title>${node.label}</title>`}<rect width=${size.wide} height=${HIGH} rx=${node.kind === "data" ? 28 : 9} />
+        <text class="kind" x="14" y="22">${KINDS[node.kind] ?? ""}</text> <text class="name" x="14" y="42">${short(node.label)}</text></g>`)}
     </svg></div>
     <figcaption>What ${model.name} came from. Choose a part for its facts.</figcaption>
     <${Downloads} name=${`${model.name} lineage`} picture=${svg} data=${() => graph} />
