@@ -23,7 +23,9 @@ from tests.tiny_models import BASE, randomised, tiny_config
 SCRIPT = "<img src=x onerror=alert(1)>"
 """What must be shown as text wherever it stands."""
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-TWO_PATHS = {"stages": ["block", {"parallel": {"layers": 2, "paths": ["stories", "maths"], "join": {"kind": "gumbel_v1"}}}]}
+TWO_PATHS = {
+    "stages": ["block", {"parallel": {"layers": 2, "paths": ["stories", "maths"], "join": {"kind": "gumbel_v1"}}}]
+}
 EXPERTS = {"block": {"feed": {"kind": "mlp", "hidden": 24, "experts": {"names": 4}}}}
 
 

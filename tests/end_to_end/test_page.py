@@ -196,7 +196,8 @@ def test_a_path_is_switched_off_by_keyboard_alone(view: View) -> None:
     expect(page.get_by_role("heading", name="Without maths")).to_be_visible()
     button(page, "Write both").focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("status").filter(has_text="text")).to_be_visible()
+    compared = page.get_by_role("status").filter(has_text=re.compile("texts"))
+    expect(compared).to_be_visible()
     expect(page.get_by_role("heading", name="What changes")).to_be_visible()
     changed = page.get_by_role("region", name="What changes", exact=True)
     changed.locator(".token").first.focus()
@@ -210,7 +211,7 @@ def test_a_path_is_switched_off_by_keyboard_alone(view: View) -> None:
     shared = page.url
     page.goto("about:blank")
     page.goto(shared)
-    expect(page.get_by_role("heading", name="What changes")).to_be_visible()
+    expect(compared).to_be_visible()
     assert page.locator(".texts .text").all_inner_texts() == texts
 
 
@@ -325,7 +326,9 @@ def test_everybody_can_use_it(view: View, name: str) -> None:
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
         found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
-        serious = [(one["id"], one["nodes"][0]["html"][:200]) for one in found if one["impact"] in ("serious", "critical")]
+        serious = [
+            (one["id"], one["nodes"][0]["html"][:200]) for one in found if one["impact"] in ("serious", "critical")
+        ]
         assert not serious, theme
     for size in (PHONE, WIDE):
         page.set_viewport_size(size)
