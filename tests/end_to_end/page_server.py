@@ -1,4 +1,4 @@
-"""What the page is tested with: tiny models with parts, names and texts of a stranger, a run that goes on, and a server."""
+"""What the page is tested with: tiny models with parts, names that are script, a run that goes on, and a server."""
 
 import asyncio
 import json
@@ -22,10 +22,9 @@ from tests.tiny_models import BASE, randomised, tiny_config
 
 SCRIPT = "<img src=x onerror=alert(1)>"
 """What must be shown as text wherever it stands."""
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-TWO_PATHS = {
-    "stages": ["block", {"parallel": {"layers": 2, "paths": ["stories", "maths"], "join": {"kind": "gumbel_v1"}}}]
-}
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+PARALLEL = {"layers": 2, "paths": ["stories", "maths"], "join": {"kind": "gumbel_v1"}}
+TWO_PATHS = {"stages": ["block", {"parallel": PARALLEL}]}
 EXPERTS = {"block": {"feed": {"kind": "mlp", "hidden": 24, "experts": {"names": 4}}}}
 
 
