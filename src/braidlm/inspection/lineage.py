@@ -12,6 +12,7 @@ from braidlm.core.files import json_sha256
 from braidlm.core.models.runs import training_of
 
 Kind = Literal["model", "edit", "recipe", "data"]
+TRAINED = "braid train"
 MAX_NODES = 500
 MAX_TEXT = 300
 """Characters of a label or a fact."""
@@ -53,7 +54,7 @@ def lineage_graph(
 ) -> LineageGraph:
     """The graph of a model by its lineage, and by those of its sources as far as they are recorded.
 
-    `find` may know the lineage of a model by the SHA-256 of its weights, where it is not recorded.
+    `find` may know the lineage of a source by the SHA-256 of its weights.
     """
     builder = _Builder(find)
     builder.model(name, dict(lineage or {}))
@@ -76,7 +77,7 @@ class _Builder:
             return id
         nested = record.get("lineage")
         known = dict(nested) if isinstance(nested, dict) else dict(record)
-        if not known.get("made_by") and isinstance(sha256, str):
+        if depth and isinstance(sha256, str):  # the model's own lineage, if it is here, says more than was recorded
             known |= dict(self.find(sha256) or {})
         base = known.get("base")
         if isinstance(base, dict):
@@ -94,7 +95,7 @@ class _Builder:
         if not isinstance(made_by, str) or not made_by:
             return None
         recipe = known.get("recipe")
-        if made_by == "braid train":
+        if made_by == TRAINED:
             label = recipe.get("name") if isinstance(recipe, dict) else None
             label = str(label or f"recipe {str(known.get('recipe_sha256', ''))[:SHORT]}".strip())
             id, _ = self._node("recipe", label, _recipe_facts(known), [made, made_by])
@@ -116,7 +117,8 @@ class _Builder:
             tokens = source.get("tokens")
             self._edge(id, maker, f"{tokens:,} tokens" if isinstance(tokens, int) else "")
             return
-        self._edge(self.model(_name_of(source), source, depth + 1), maker, str(source.get("role") or ""))
+        role = source.get("role") or ("start" if known.get("made_by") == TRAINED else "")
+        self._edge(self.model(_name_of(source), source, depth + 1), maker, str(role))
 
     def _node(self, kind: Kind, label: str, facts: dict[str, Any], identity: Any) -> tuple[str | None, bool]:
         """The id of a node, and whether it is new."""

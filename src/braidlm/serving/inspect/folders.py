@@ -95,7 +95,11 @@ class ServedFolders:
             target = Path(os.path.normpath(report.path.parent / unquote(match[2])))
             return f"{match[1]}/reports/{ids[target]}" if target in ids else match[0]
 
-        return LINK.sub(linked, read_part(report.path, 0, MAX_REPORT).data.decode("utf-8", "replace"))
+        try:
+            page = read_part(report.path, 0, MAX_REPORT).data
+        except OSError:
+            raise NotFound(f"the report '{id}' was there a moment ago, and is not any more") from None
+        return LINK.sub(linked, page.decode("utf-8", "replace"))
 
     def run_id(self, folder: Path | None) -> str | None:
         """The id of a run's folder, if it is in the folders."""
