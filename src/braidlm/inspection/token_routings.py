@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from braidlm.core.errors import BraidError
 from braidlm.inspection.gates import gate_passes
 from braidlm.inspection.layers import NO_CHOICE, Layer, TokenChoices, choosing_layers, collect_choices
 from braidlm.inspection.texts import Text
@@ -19,6 +20,8 @@ from braidlm.opening.gating import gates_of
 
 DIGITS = 4
 """Weights are rounded to so many decimals."""
+MAX_WEIGHTS = 1_000_000
+"""Of all tokens in all layers."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ def token_routings(model: Any, ids: Sequence[int]) -> list[LayerRouting]:
     routings: list[LayerRouting] = []
     if isinstance(model, BraidForCausalLM):
         layers = [layer for layer in choosing_layers(model) if layer.read_by]
+        if (size := sum(len(layer.choices) for layer in layers)) * len(ids) > MAX_WEIGHTS:
+            what = f"the text has {len(ids):,} tokens; with {size:,} choices in all layers at most"
+            raise BraidError(f"{what} {MAX_WEIGHTS // size:,} are looked at", todo="Give a shorter text.")
         if layers:
             (choices,) = collect_choices(model, layers, [Text("", None, ids)])
             routings = [_routing(layer, choices, n) for n, layer in enumerate(layers) if layer.kind != "members"]

@@ -105,17 +105,18 @@ def push(
     (`results.json` or its folder); without it, results of exactly this model are looked for in `evaluation/`.
     `licence`, `language` and `tags` go to the card. With `dry_run` nothing is sent.
     """
-    opened = open_model(model)
     _check_name(name)
+    token = None if dry_run else _token(name)
+    opened = open_model(model)
     _check(opened)
     plan = _planned(opened, name, results, licence, language, tags)
     plan.private, plan.revision = private, revision or "main"
     plan.message = message or f"{opened.title}, pushed with Braid"
     for line in plan.lines():
         (console.show if dry_run else console.say)(line)
-    if not dry_run:
-        _send(plan, Path(opened.folder))
-        console.say(f"pushed: {plan.url}")
+    if token is not None:
+        _send(plan, opened.folder, token)
+        console.show(f"pushed: {plan.url}")
     return plan
 
 
@@ -241,13 +242,18 @@ def _is_score(result: Any) -> bool:
     return isinstance(score, (int, float)) and math.isfinite(score)
 
 
-def _send(plan: Push, folder: Path) -> None:
-    """Create the repository where there is none, and commit all files at once."""
-    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+def _token(name: str) -> str:
+    from huggingface_hub import get_token
 
-    token = get_token()
-    if token is None:
-        raise BraidError("you are not logged in to the Hub", plan.name, LOG_IN)
+    if (token := get_token()) is None:
+        raise BraidError("you are not logged in to the Hub", name, LOG_IN)
+    return token
+
+
+def _send(plan: Push, folder: Path, token: str) -> None:
+    """Create the repository where there is none, and commit all files at once."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
     api = HfApi(token=token, library_name="braidlm")
     with _explained(plan.name, api.endpoint, token):
         id = plan.name if "/" in plan.name else f"{api.whoami()['name']}/{plan.name}"

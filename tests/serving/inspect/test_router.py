@@ -1,6 +1,7 @@
 """`/braid/...` over HTTP: what the functions and verbs give, for each request with its own switches."""
 
 import asyncio
+import random
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,25 @@ def test_the_api_describes_itself(folder: Path) -> None:
     assert len(ours) == 10
     assert all(way.get("description") for way in ours)
     assert "Jensen-Shannon" in str(api["components"]["schemas"]["ChangedToken"])
+
+
+def test_odd_bodies_never_fail_inside(folder: Path) -> None:
+    """Whatever a body holds, the answer is an error of the client's, or an answer."""
+    rng = random.Random(5)
+    values: list[Any] = ["letters", "gated", "", "a\u0000b", "💥" * 50, None, 3, -1, 1e99, True, [], {}, [[]], ["x"]]
+    values += [[0, 5], [2**70], {"paths": []}, {"paths": ["maths"]}, {"without": ["*"]}, {"members": ["maths"]}]
+    keys = ["model", "prompt", "text", "tokens", "top", "switches", "against", "other", "odd"]
+
+    async def work(ask: Ask) -> set[int]:
+        codes = set()
+        for _ in range(300):
+            kind = rng.choice(["tokens", "next", "routings", "changes"])
+            text = {"prompt": "a"} if kind == "next" else {"text": "a"}
+            body = {"model": "letters", **text} | {rng.choice(keys): rng.choice(values) for _ in range(2)}
+            response = await ask(f"/braid/{kind}", None, raw=True, **body)
+            codes.add(response.status_code)
+            assert response.status_code in (200, 400, 404), (body, response.text)
+            assert "error" in response.json() or response.status_code == 200
+        return codes
+
+    assert with_app(folder, work) == {200, 400, 404}

@@ -2,12 +2,13 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Query
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
+from pydantic import BaseModel
 
 from braidlm.core.decoding.generation import encode_prompts, next_after, token_texts
 from braidlm.inspection.lineage import lineage_graph
@@ -72,48 +73,51 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
     @api.post("/braid/tokens", tags=["tokens"])
     def tokens(body: TokensBody) -> TokensAnswer:
         """A text as the model's tokens, with those that begin a text."""
-        tokenizer = models.find(body.model).opened.tokenizer
-        return TokensAnswer.model_validate({"tokens": _tokens(tokenizer, _encoded(tokenizer, body.text))})
+        found = models.find(body.model)
+        ids = _read(found, body.text, "text")
+        return TokensAnswer.model_validate({"tokens": _tokens(found.opened.tokenizer, ids)})
 
     @api.post("/braid/next", tags=["tokens"])
     async def next_token(body: NextBody) -> NextAnswer:
         """The most probable tokens after a prompt, as `braid generate --top-next` gives them."""
         found, switches = models.find(body.model), body.switches.switches()
-        ids = [*_read(found, body.prompt, "prompt"), *body.tokens]
-        _check(found, ids, "prompt")
+        ids = await asyncio.to_thread(_read, found, body.prompt, "prompt", body.tokens)
         tokenizer, engine = found.opened.tokenizer, await models.engine(body.model)
         best = await engine.call(lambda model: next_after(model, tokenizer, ids, body.top), switches)
         return NextAnswer.model_validate({"tokens": best}, from_attributes=True)
 
-    @api.post("/braid/routings", tags=["tokens"])
-    async def routings(body: RoutingsBody) -> RoutingsAnswer:
+    @api.post("/braid/routings", tags=["tokens"], response_model=RoutingsAnswer)
+    async def routings(body: RoutingsBody) -> Response:
         """Who goes where: for each token and layer, the paths, experts, members or depths that serve it, and what gates
         add. The choices are those of `braid routes`."""
         found, switches = models.find(body.model), body.switches.switches()
-        ids = _read(found, body.text, "text")
+        ids = await asyncio.to_thread(_read, found, body.text, "text")
         engine = await models.engine(body.model)
         layers = await engine.call(lambda model: token_routings(model, ids), switches)
-        told = {"tokens": _tokens(found.opened.tokenizer, ids), "layers": layers}
-        return RoutingsAnswer.model_validate(told, from_attributes=True)
 
-    @api.post("/braid/changes", tags=["tokens"])
-    async def changes(body: ChangesBody) -> ChangesAnswer:
+        def answer() -> RoutingsAnswer:
+            told = {"tokens": _tokens(found.opened.tokenizer, ids), "layers": layers}
+            return RoutingsAnswer.model_validate(told, from_attributes=True)
+
+        return await _written(answer)
+
+    @api.post("/braid/changes", tags=["tokens"], response_model=ChangesAnswer)
+    async def changes(body: ChangesBody) -> Response:
         """How the prediction of a text changes with parts switched off, or from one model to another."""
         one, other = models.find(body.model), models.find(body.other or body.model)
-        tokenizer = one.opened.tokenizer
-        if tokenizer.fingerprint != other.opened.tokenizer.fingerprint:
-            what = f"'{one.name}' and '{other.name}' have different tokenizers, so their tokens cannot be compared"
-            raise ApiError(400, what, "other")
-        ids = _read(one, body.text, "text")
-        _check(other, ids, "text")
-        check_size(ids, max(one.opened.vocab_size, other.opened.vocab_size))
+        ids = await asyncio.to_thread(_read_for_both, one, other, body.text)
         async with one_comparison:
             sides = [(one, body.against.switches()), (other, body.switches.switches())]
             before, after = [await _predicted(models, side.name, ids, switches) for side, switches in sides]
-            change = await asyncio.to_thread(text_change, before, after, ids, tokenizer)
-        pieces = zip(_tokens(tokenizer, ids), change.tokens, strict=True)
-        told = {"tokens": [piece | vars(token) for piece, token in pieces]}
-        return ChangesAnswer.model_validate(told | {"bits_before": change.bits_before, "bits_after": change.bits_after})
+
+            def answer() -> ChangesAnswer:
+                tokenizer = one.opened.tokenizer
+                change = text_change(before, after, ids, tokenizer)
+                pieces = zip(_tokens(tokenizer, ids), change.tokens, strict=True)
+                bits = {"bits_before": change.bits_before, "bits_after": change.bits_after}
+                return ChangesAnswer.model_validate({"tokens": [piece | vars(token) for piece, token in pieces]} | bits)
+
+            return await _written(answer)
 
     @api.get("/braid/runs", tags=["runs"])
     def runs() -> RunsAnswer:
@@ -158,26 +162,34 @@ def _finite(value: Any) -> Any:
     return value if isinstance(value, (str, int, type(None))) else str(value)
 
 
-def _encoded(tokenizer: Any, text: str) -> list[int]:
-    return encode_prompts(tokenizer, [text])[0]
+async def _written(answer: Callable[[], BaseModel]) -> Response:
+    """A large answer, made and written beside the event loop, which others are served by meanwhile."""
+    return Response(await asyncio.to_thread(lambda: answer().model_dump_json()), media_type="application/json")
 
 
 def _tokens(tokenizer: Any, ids: Sequence[int]) -> list[dict[str, Any]]:
     return [{"id": id, "text": text} for id, text in zip(ids, token_texts(tokenizer, ids), strict=True)]
 
 
-def _read(found: ServedModel, text: str, param: str) -> list[int]:
-    """The tokens of a text, no more than are looked at."""
-    ids = _encoded(found.opened.tokenizer, text)
-    _check(found, ids, param)
-    return ids
-
-
-def _check(found: ServedModel, ids: Sequence[int], param: str) -> None:
-    limit = min(found.opened.limit or MAX_TOKENS, MAX_TOKENS)
+def _read(found: ServedModel, text: str, param: str, more: Sequence[int] = ()) -> list[int]:
+    """The tokens of a text and `more` after it, no more than are looked at."""
+    opened = found.opened
+    ids = [*encode_prompts(opened.tokenizer, [text])[0], *more]
+    limit = min(opened.limit or MAX_TOKENS, MAX_TOKENS)
     if len(ids) > limit:
         what = f"{len(ids):,} tokens are too many: of a text for '{found.name}' at most {limit:,} are looked at"
         raise ApiError(400, what, param, "context_length_exceeded")
-    if max(ids) >= found.opened.vocab_size:
-        what = f"there is no token {max(ids)}: the vocabulary of '{found.name}' has {found.opened.vocab_size:,}"
+    if max(ids) >= opened.vocab_size:
+        what = f"there is no token {max(ids)}: the vocabulary of '{found.name}' has {opened.vocab_size:,}"
         raise ApiError(400, what, "tokens")
+    return ids
+
+
+def _read_for_both(one: ServedModel, other: ServedModel, text: str) -> list[int]:
+    """The tokens of a text that two models of one tokenizer predict."""
+    if one.opened.tokenizer.fingerprint != other.opened.tokenizer.fingerprint:
+        what = f"'{one.name}' and '{other.name}' have different tokenizers, so their tokens cannot be compared"
+        raise ApiError(400, what, "other")
+    ids = _read(one, text, "text")
+    check_size(ids, max(one.opened.vocab_size, other.opened.vocab_size))
+    return ids if other is one else _read(other, text, "text")
