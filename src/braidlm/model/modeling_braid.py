@@ -1,5 +1,6 @@
 """The model, the language model and the classifier that transformers' Auto classes load."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from .paths.switches import address_outside_stack, freeze, switch_off_modules, u
 from .pretrained import BraidCausalLMOutput, BraidModelOutput, BraidPreTrainedModel, BraidSequenceClassifierOutput
 from .routing.dispatch import compute_dtype
 from .routing.routing import Routings
+from .served import asks_for_backend, describe, load_weights, prepare
 from .span import (
     KeyValueCache,
     LayerRecord,
@@ -80,6 +82,11 @@ class BraidModel(BraidPreTrainedModel):
 
         self.head_slots = 0
         """How many layers of a cache, behind those of the attentions, are the head's: some heads read the text too."""
+        self.attention_layers: nn.ModuleList | None = None
+        """The layers of another library's attention, once it is asked for."""
+        describe(self)
+        if asks_for_backend(config):
+            prepare(self)
 
     def reserve_slots(self, head: Head) -> None:
         """Give a head that reads the text its layers in every cache, and a mask for its window."""
@@ -112,7 +119,7 @@ class BraidModel(BraidPreTrainedModel):
         cache = (DynamicCache() if past_key_values is None else past_key_values) if use_cache else None
         record = self._record(output_hidden_states, output_attentions)
         options = {"attention_mask": attention_mask, "position_ids": position_ids, "cache": cache, "record": record}
-        done = self.run(input_ids, inputs_embeds, reader, **options)
+        done = self.run(input_ids, inputs_embeds, reader, passed_on=kwargs, **options)
         output = BraidModelOutput(
             last_hidden_state=done.hidden,
             past_key_values=cache,
@@ -171,7 +178,7 @@ class BraidModel(BraidPreTrainedModel):
     def exit_layer(self) -> int | None:
         """The layer that passes end after, if not the last: `config.num_hidden_layers`, which transformers changes for
         the drafts of `assistant_early_exit`."""
-        layer, depth = self.config.num_hidden_layers, self.config.decoded.depth
+        layer, depth = self.config.last_layer, self.config.decoded.depth
         if layer == depth:
             return None
         try:
@@ -191,10 +198,12 @@ class BraidModel(BraidPreTrainedModel):
         tokens: Tensor | None = None,
         masks: Masks | None = None,
         two_way: int = 0,
+        passed_on: dict[str, Any] | None = None,
     ) -> Span:
         """Positions, masks and rotations for a pass over `hidden` [batch, time, width], embedded `tokens`.
 
-        `masks`, by window, stand in place of those that follow from `attention_mask` and `cache`.
+        `masks`, by window, stand in place of those that follow from `attention_mask` and `cache`. Another library's
+        attention gets what is `passed_on`, and knows by itself where the texts of a row without any of these begin.
         """
         time, device, dtype = hidden.shape[1], hidden.device, compute_dtype(hidden)
         # transformers' static caches return entries that are not filled yet.
@@ -206,9 +215,16 @@ class BraidModel(BraidPreTrainedModel):
             last = None if self.head_slots else self.exit_layer
             add_cache_layers(cache, len(self.cache_shapes) if last is None else cache_slots(self.stages, last))
         past = cache.get_seq_length() if cache is not None else 0
+        padding = mask_if_padded(attention_mask)
+        backend = None
+        if asks_for_backend(self.config) and not (record is not None and record.attentions is not None):
+            backend = passed_on or {}
+            if self.attention_layers is None:
+                prepare(self)
+            if past == 0 and padding is None and masks is None:
+                masks = dict.fromkeys(self.windows)
         if masks is None:  # a row with masks of its own may hold several texts
             self.check_length(past + time)
-        padding = mask_if_padded(attention_mask)
         if padding is not None and padding.shape[-1] == time and past:
             padding = nn.functional.pad(padding, (past, 0), value=1)
         if position_ids is None and padding is not None:
@@ -225,9 +241,14 @@ class BraidModel(BraidPreTrainedModel):
             real=None if padding is None else padding[:, -time:].bool(),
             record=record,
             tokens=tokens,
+            backend=backend,
         )
         span.eager = span.needs_weights or self.config._attn_implementation == "eager"
         return span
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Fill the model as vLLM does, by the names in a folder's file; returns the names of what is filled."""
+        return set(load_weights(self, weights))
 
     def check_length(self, length: int) -> None:
         """Refuse texts of more tokens than there are positions."""

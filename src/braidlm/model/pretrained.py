@@ -52,6 +52,7 @@ class BraidPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
     _supports_sdpa = True
+    _supports_attention_backend = True
     _supports_cache_class = True  # what transformers before version 5 asks for
     _skip_keys_device_placement = ["past_key_values"]
     tied: dict[str, str]

@@ -83,6 +83,8 @@ class Span:
     """[batch, time]: false for padding; None: there is none."""
     eager: bool = False
     """Whether attention is computed by plain products."""
+    backend: dict[str, Any] | None = None
+    """What the caller passes on to another library's attention, where that is asked for."""
     record: LayerRecord | None = None
     """What the caller asked to see of each layer."""
     tokens: Tensor | None = None

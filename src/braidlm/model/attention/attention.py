@@ -19,6 +19,7 @@ from ..routing.router import ExpertsConfig
 from ..routing.routing import Routings
 from ..routing.stacked import linear
 from ..span import Span
+from .backend import BackendLayer, attend_by_layers
 
 attentions = Registry("attention", third_party=True)
 
@@ -128,6 +129,8 @@ class AttentionHeads(nn.Module):
         """The share of the pairs of query and key that there is; less than 1 if tokens pass by the layer."""
         self.cache_slot = 0
         """The index of this layer in the cache, set by the model."""
+        self.backend_layers: list[BackendLayer] = []
+        """Its layers of another library, where that computes attention."""
 
     def cached(self, query: Tensor, key: Tensor, value: Tensor, span: Span) -> Tensor:
         """Outputs [batch, head, time, dim] of queries; keys and values go by way of the cache."""
@@ -144,6 +147,9 @@ class AttentionHeads(nn.Module):
 
     def weigh(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, span: Span) -> Tensor:
         """Outputs [batch, head, time, dim] by the rule; the weights are recorded if the caller asked for them."""
+        if span.backend is not None:
+            dropout = self.drop.probability
+            return attend_by_layers(self.backend_layers, query, key, value, mask, dropout, span.backend)
         if span.two_way:
             assert mask is None
             queries, keys, values = (x.split((len(x) - span.two_way, span.two_way)) for x in (query, key, value))
@@ -255,9 +261,10 @@ class Attention(AttentionHeads):
         return output.transpose(1, 2).reshape(*qkv.shape[:-1], self.inner)
 
     def _is_folded(self, span: Span) -> bool:
-        """Caches and masks have the size of the batch: for them the members are concatenated along the heads."""
+        """Caches and masks have the size of the batch, as other libraries' layers: for them the members are concatenated along the heads."""
         masked = span.masks[self.window] is not None or span.two_way
-        return self.stack is not None and bool(masked or span.cache is not None or span.present is not None)
+        kept = span.cache is not None or span.backend is not None
+        return self.stack is not None and bool(masked or kept or span.present is not None)
 
     def _as_heads(self, x: Tensor) -> Tensor:
         """[member x batch, head, time, dim] to [batch, member x head, time, dim]."""

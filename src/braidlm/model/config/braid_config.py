@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from transformers import PretrainedConfig
 
+from ..attention.backend import PLAIN
 from ..attention.positions import position_kinds
 from ..bundle import CODE_FILE, bundle
 from ..compression import compressions
@@ -154,12 +155,20 @@ class BraidConfig(PretrainedConfig):
         self.architecture = architecture or {"stages": ["block"]}
         self.vocab_size = decode(VocabularySize, vocab_size, "vocab_size")
         attentions = [s.options.attention for s in self.decoded.stages if getattr(s.options, "attention", None)]
+        windows = kwargs.pop("attention_windows", None)
+        self.attention_windows = decode(list[int | None] | None, windows, "attention_windows")
+        """The windows of the layers that another library, such as vLLM, has for attention; a model writes it, and then
+        heads, key heads and their size are those of such a layer. None: no other library can serve the model."""
         derived = {
             "hidden_size": self.decoded.width,
             "max_position_embeddings": self.decoded.context,
             "num_hidden_layers": self.decoded.depth,
-            "num_attention_heads": next((getattr(part.options, "heads", 1) for part in attentions), 1),
         }
+        if self.attention_windows is None:
+            heads = next((getattr(part.options, "heads", 1) for part in attentions), 1)
+            derived["num_attention_heads"] = heads
+            for name in ("num_key_value_heads", "head_dim"):
+                kwargs.pop(name, None)
         for name, value in derived.items():
             kwargs.pop(name, None)
             setattr(self, name, value)
@@ -177,6 +186,40 @@ class BraidConfig(PretrainedConfig):
         super().__init__(**kwargs)
         module = CODE_FILE.removesuffix(".py")
         self.auto_map = {auto: f"{module}.{name}" for auto, name in CLASSES.items()}
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """The layers of the model, or those that another library has for attention while it computes that."""
+        return self.last_layer if self._served is None else len(self._served)
+
+    @num_hidden_layers.setter
+    def num_hidden_layers(self, value: int) -> None:
+        self.__dict__["num_hidden_layers"] = value
+
+    @property
+    def last_layer(self) -> int:
+        """The layer that passes end after: transformers sets `num_hidden_layers` for `assistant_early_exit`."""
+        return self.__dict__["num_hidden_layers"]  # type: ignore[no-any-return]
+
+    @property
+    def layer_types(self) -> list[str]:
+        """The kind of every layer that another library has for attention; there are none otherwise."""
+        if self._served is None:
+            raise AttributeError("layer_types")
+        return ["full_attention" if window is None else "sliding_attention" for window in self._served]
+
+    @property
+    def sliding_window(self) -> int:
+        """The window of the layers with `sliding_attention`."""
+        if not any(self._served or ()):
+            raise AttributeError("sliding_window")
+        return max(window for window in self._served or () if window)
+
+    @property
+    def _served(self) -> list[int | None] | None:
+        """The windows, while another library computes attention."""
+        plain = getattr(self, "_attn_implementation", None) in PLAIN
+        return None if plain else self.__dict__.get("attention_windows")
 
     @property
     def architecture(self) -> dict[str, Any]:

@@ -1,0 +1,135 @@
+"""What vLLM asks of a model beside attention: what it cannot serve, its configuration, weights and division.
+
+vLLM builds the model with the attention implementation "vllm" and without the head, replaces plain linear layers by its
+own, and fills all of them from the folder's file. Any other function of transformers' attention interface works too.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .attention.attention import Softmax
+from .attention.backend import PLAIN, common_shape, layer_windows, make_layers
+from .attention.experts import MixtureOfHeads
+from .compression import untrainable
+from .config.braid_config import Architecture
+from .errors import BraidError
+from .heads.ends import LinearHead, TokenEmbedding, embeddings, heads
+from .mixture_of_depths import MixtureOfDepths
+from .routing.router import ScoreLinear
+from .routing.stacked import PartlyTrained
+from .stages import LowRankLinear
+
+COLUMNS = "colwise_gather_output"
+"""Each process computes its share of a layer's outputs, and all are gathered: no sum is rounded differently."""
+
+
+def asks_for_backend(config: Any) -> bool:
+    """Whether attention is computed by another library's function."""
+    return config._attn_implementation not in PLAIN
+
+
+def describe(model: Any) -> None:
+    """Write what vLLM reads before there is a model into its configuration, and so into the folder's."""
+    config, parts = model.config, model.attentions
+    if next(unserved(model), None) is None:
+        config.num_attention_heads, config.num_key_value_heads, config.head_dim = common_shape(parts)
+        config.attention_windows = layer_windows(parts)
+    else:
+        config.attention_windows = None
+
+
+def prepare(model: Any) -> None:
+    """Give a model without its head the layers of another library, and say how processes divide its products."""
+    if (problem := next(unserved(model), None)) is not None:
+        todo = "Serve it with `braid serve`, which runs every model folder."
+        name = model.config._attn_implementation
+        raise BraidError(f"attention by '{name}' (vLLM's way) cannot serve this model: {problem}", todo=todo)
+    layers = make_layers(model.config, model.attentions)
+    for part, own in zip(model.attentions, layers, strict=True):
+        part.backend_layers = own
+    # One flat list: vLLM allows one number in the name of a layer.
+    model.attention_layers = nn.ModuleList(layer for own in layers for layer in own)
+    for module in model.modules():
+        module.__class__ = KEPT_LINEAR.get(type(module), module.__class__)
+    model._tp_plan = tensor_parallel_plan(model)
+    if not model.config.tie_word_embeddings:
+        _rename_head(type(model).__name__)
+
+
+def unserved(model: Any) -> Iterator[str]:
+    """What another library's attention cannot compute of a model, each as the end of a sentence."""
+    architecture: Architecture = model.config.decoded
+    for part in model.attentions:
+        rule = getattr(part, "rule", None)
+        if isinstance(part, MixtureOfHeads):
+            yield "experts of its attention share their keys (keys: shared or stream), of which a token's choice reads some"
+        elif type(rule) is not Softmax:
+            yield f"the weights of {type(part).__name__} are no softmax"
+    for module in model.modules():
+        if isinstance(module, MixtureOfDepths):
+            yield "some tokens pass by its layers (mixture of depths)"
+        elif getattr(module, "scope", "all") == "routed":
+            yield "its attention experts see only the tokens that chose them (scope: routed)"
+    if len({part.window for part in model.attentions} - {None}) > 1:
+        yield "its layers have windows of different sizes"
+    head, embedding = heads[architecture.head.kind], embeddings[architecture.embedding.kind]
+    if embedding is not TokenEmbedding or head is not LinearHead:
+        yield f"vLLM has its own embedding and head, not '{architecture.embedding.kind}' and '{architecture.head.kind}'"
+    elif getattr(architecture.head.options, "bias", False):
+        yield "its head has a bias"
+    elif model.width_out != architecture.width:
+        yield f"its stream ends with {model.width_out} channels and begins with {architecture.width}"
+    if kinds := untrainable(architecture.compression):
+        yield f"its matrices are quantised ({', '.join(kinds)})"
+    if not model.attentions:
+        yield "it has no attention"
+
+
+def tensor_parallel_plan(model: nn.Module) -> dict[str, str]:
+    """By address, with * for numbers: how processes divide plain linear layers. All have the routers and stacks whole."""
+    plain = [name.split(".") for name, part in model.named_modules() if type(part) is nn.Linear]
+    return {".".join("*" if p.isdigit() else p for p in parts): COLUMNS for parts in plain if "router" not in parts}
+
+
+def load_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+    """Fill a model in which vLLM has replaced layers, and say which parameters it has filled.
+
+    The file has one name for what several layers share.
+    """
+    state = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    for name, values in weights:
+        for own in (name, *(other for other, first in model.tied.items() if first == name)):
+            if own not in state:
+                raise BraidError(f"the folder's weights have '{own}', and the model has not")
+            load = getattr(state[own], "weight_loader", None)
+            if load is None:
+                state[own].data.copy_(values)
+            else:
+                load(state[own], values)
+            yield own
+
+
+class KeptScores(PartlyTrained, nn.Module):
+    """A router's `ScoreLinear` where vLLM would replace every `nn.Linear`, which computes in another type."""
+
+    forward = ScoreLinear.forward
+
+
+class KeptLowRankLinear(nn.Module):
+    """A `LowRankLinear` where vLLM would replace every `nn.Linear`, and forget what is added."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, self.bias) + self.lora(input)  # type: ignore[arg-type, operator, no-any-return]
+
+
+KEPT_LINEAR: dict[type[nn.Module], type[nn.Module]] = {ScoreLinear: KeptScores, LowRankLinear: KeptLowRankLinear}
+
+
+def _rename_head(model_class: str) -> None:
+    """Tell vLLM, which reads transformers' renamings for a model without its head, that the head is its `lm_head`."""
+    from transformers.conversion_mapping import WeightRenaming, register_checkpoint_conversion_mapping
+
+    register_checkpoint_conversion_mapping(model_class, [WeightRenaming(r"^head\.", "lm_head.")], overwrite=True)
