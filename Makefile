@@ -8,7 +8,7 @@ PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 COMPAT := 4.51.3 4.57.6 5.0.0 newest
 COMPAT_READY := $(COMPAT:%=.venvs/transformers-%/.ready)
 
-.PHONY: demo test check compat setup clean
+.PHONY: demo test check compat vllm setup clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/braid demo --out demo
@@ -25,6 +25,10 @@ check: $(VENV)/.ready
 compat: $(COMPAT_READY)
 	$(BIN)/python -m pytest --timeout 900 tests/compat/transformers_versions.py
 
+# Folders served by vLLM on the CPU, without Braid.
+vllm: .venvs/vllm/.ready
+	$(BIN)/python -m pytest --timeout 900 tests/compat/vllm_folders.py
+
 setup: $(VENV)/.ready
 
 $(BIN)/python:
@@ -39,13 +43,20 @@ $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@ $(VENV)/.ready-demo
 
 # What a version needs of its own; torch and all else that it can share are found in .venv, after its own packages.
-.venvs/transformers-%/.ready: tests/compat/requirements/%.txt | $(VENV)/.ready
+define environment
 	rm -rf $(@D)
 	$(BIN)/python -m venv $(@D)
 	$(BIN)/python $(PURELIB) > "$$($(@D)/bin/python $(PURELIB))/shared.pth"
 	grep '^torch==' constraints.txt > $(@D)/torch.txt
-	$(@D)/bin/pip $(PIP) --no-warn-conflicts --upgrade -c $(@D)/torch.txt -r $<
+	$(@D)/bin/pip $(PIP) --no-warn-conflicts --upgrade -c $(@D)/torch.txt $(1) -r $<
 	touch $@
+endef
+
+.venvs/transformers-%/.ready: tests/compat/requirements/%.txt | $(VENV)/.ready
+	$(call environment)
+
+.venvs/vllm/.ready: tests/compat/requirements/vllm.txt | $(VENV)/.ready
+	$(call environment,--no-deps)
 
 clean:
 	rm -rf $(VENV) .venvs demo

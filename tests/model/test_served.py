@@ -56,6 +56,17 @@ SERVED: dict[str, dict[str, Any]] = {
     "sublayers": {"stages": [{"parallel": {"layers": 2, "paths": 3, "join": {"kind": "routed", "per": "sublayer"}}}]},
     "feed experts": {"block": {"feed": {"experts": EXPERTS}}},
     "attention experts": {"block": {"attention": {"experts": EXPERTS}, "feed": {"experts": EXPERTS}}},
+    "mixture of heads": {
+        "stages": [
+            {
+                "block": {
+                    "attention": {"heads": 2, "kv_heads": 1, "head_dim": 8, "experts": {"names": 4, "keys": "shared"}}
+                }
+            },
+            {"block": {"attention": {"heads": 2, "head_dim": 8, "experts": {"names": 4, "keys": "stream"}}}},
+            "block",
+        ]
+    },
     "shared": {"stages": [{"block": {"layers": 3, "share": "blocks"}}]},
     "low rank": {"stages": [{"block": {"layers": 3, "share": {"kind": "feeds", "lora": 2}}}]},
     "gates": {"gates": {"kind": "matrix"}},
@@ -201,8 +212,7 @@ def test_modules_that_are_no_plain_linear_layers_are_not_taken_for_them() -> Non
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "stick-breaking": ({"block": {"attention": {"kind": "stick_breaking"}}}, "StickBreakingAttention are no softmax"),
-    "mixture of heads": ({"block": {"attention": {"experts": {"names": 4, "keys": "shared"}}}}, "share their keys"),
+    "stick-breaking": ({"block": {"attention": {"kind": "stick_breaking"}}}, r"no softmax \(StickBreaking\)"),
     "scope": ({"block": {"attention": {"experts": {"names": 4, "scope": "routed"}}}}, "only the tokens that chose"),
     "depths": ({"stages": [{"mixture_of_depths": {"layers": 2}}]}, "mixture of depths"),
     "windows": (

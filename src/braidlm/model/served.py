@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .attention.attention import Softmax
 from .attention.backend import PLAIN, common_shape, layer_windows, make_layers
-from .attention.experts import MixtureOfHeads
 from .compression import untrainable
 from .config.braid_config import Architecture
 from .errors import BraidError
@@ -63,11 +62,9 @@ def unserved(model: Any) -> Iterator[str]:
     """What another library's attention cannot compute of a model, each as the end of a sentence."""
     architecture: Architecture = model.config.decoded
     for part in model.attentions:
-        rule = getattr(part, "rule", None)
-        if isinstance(part, MixtureOfHeads):
-            yield "experts of its attention share their keys (keys: shared or stream), of which a token's choice reads some"
-        elif type(rule) is not Softmax:
-            yield f"the weights of {type(part).__name__} are no softmax"
+        rule = getattr(part, "rule", part)
+        if type(rule) is not Softmax:
+            yield f"the weights of its attention are no softmax ({type(rule).__name__})"
     for module in model.modules():
         if isinstance(module, MixtureOfDepths):
             yield "some tokens pass by its layers (mixture of depths)"
@@ -89,7 +86,7 @@ def unserved(model: Any) -> Iterator[str]:
 
 
 def tensor_parallel_plan(model: nn.Module) -> dict[str, str]:
-    """By address, with * for numbers: how processes divide plain linear layers. All have the routers and stacks whole."""
+    """How processes divide plain linear layers, by address with * for numbers; all have routers and stacks whole."""
     plain = [name.split(".") for name, part in model.named_modules() if type(part) is nn.Linear]
     return {".".join("*" if p.isdigit() else p for p in parts): COLUMNS for parts in plain if "router" not in parts}
 

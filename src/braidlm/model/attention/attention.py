@@ -132,6 +132,11 @@ class AttentionHeads(nn.Module):
         self.backend_layers: list[BackendLayer] = []
         """Its layers of another library, where that computes attention."""
 
+    @property
+    def query_heads(self) -> int:
+        """The query heads of all of them together."""
+        return self.copies * self.heads
+
     def cached(self, query: Tensor, key: Tensor, value: Tensor, span: Span) -> Tensor:
         """Outputs [batch, head, time, dim] of queries; keys and values go by way of the cache."""
         mask, present = span.masks[self.window], span.present
@@ -261,7 +266,7 @@ class Attention(AttentionHeads):
         return output.transpose(1, 2).reshape(*qkv.shape[:-1], self.inner)
 
     def _is_folded(self, span: Span) -> bool:
-        """Caches and masks have the size of the batch, as other libraries' layers: for them the members are concatenated along the heads."""
+        """Caches, masks and other libraries have the size of the batch: members are concatenated along the heads then."""
         masked = span.masks[self.window] is not None or span.two_way
         kept = span.cache is not None or span.backend is not None
         return self.stack is not None and bool(masked or kept or span.present is not None)

@@ -29,8 +29,8 @@ class LayerShape(NamedTuple):
 
 def common_shape(attentions: Sequence[Any]) -> LayerShape:
     """The largest layer that the heads of every one of these attentions fill without a rest."""
-    queries_per_key = gcd(*(part.heads // part.kv_heads for part in attentions))
-    kv_heads = gcd(*(part.copies * part.heads // queries_per_key for part in attentions))
+    queries_per_key = gcd(*(part.query_heads // part.cache_shape[0] for part in attentions))
+    kv_heads = gcd(*(part.query_heads // queries_per_key for part in attentions))
     largest = max(part.head_dim for part in attentions)
     head_dim = next((size for size in HEAD_DIMS if size >= largest), largest)
     return LayerShape(kv_heads * queries_per_key, kv_heads, head_dim)
@@ -39,7 +39,7 @@ def common_shape(attentions: Sequence[Any]) -> LayerShape:
 def layer_windows(attentions: Sequence[Any]) -> list[int | None]:
     """The window of every layer of the other library, in the order of the cache's slots."""
     heads = common_shape(attentions).heads
-    return [part.window for part in attentions for _ in range(part.copies * part.heads // heads)]
+    return [part.window for part in attentions for _ in range(part.query_heads // heads)]
 
 
 class BackendLayer(nn.Module):
@@ -98,7 +98,7 @@ def make_layers(config: Any, attentions: Sequence[Any]) -> list[list[BackendLaye
     """The layers of each attention."""
     shape, index, made = common_shape(attentions), 0, []
     for part in attentions:
-        count = part.copies * part.heads // shape.heads
+        count = part.query_heads // shape.heads
         made.append([BackendLayer(config, index + n, shape, part.head_dim, part.window) for n in range(count)])
         index += count
     return made

@@ -116,7 +116,9 @@ class MixtureOfHeads(RoutedExperts, AttentionHeads):
 
     def forward(self, normed: Tensor, span: Span) -> tuple[Tensor, Routings]:
         routing = self.router(normed)
-        return self.mixed(normed, routing, not span.needs_weights, span), (routing,)
+        # Another library's layer has as many queries for every token: those of all experts.
+        may_be_sparse = not span.needs_weights and span.backend is None
+        return self.mixed(normed, routing, may_be_sparse, span), (routing,)
 
     def expert_rows(self, normed: Tensor, permutation: Permutation, *others: Any) -> Tensor:
         queries = self.queries(permutation.gather(normed.flatten(0, 1)), permutation.groups)
