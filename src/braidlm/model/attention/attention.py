@@ -266,7 +266,7 @@ class Attention(AttentionHeads):
         return output.transpose(1, 2).reshape(*qkv.shape[:-1], self.inner)
 
     def _is_folded(self, span: Span) -> bool:
-        """Caches, masks and other libraries have the size of the batch: members are concatenated along the heads then."""
+        """Caches, masks and other libraries have the size of the batch: members are concatenated along the heads."""
         masked = span.masks[self.window] is not None or span.two_way
         kept = span.cache is not None or span.backend is not None
         return self.stack is not None and bool(masked or kept or span.present is not None)
