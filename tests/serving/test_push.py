@@ -141,7 +141,7 @@ def test_a_dry_run_sends_nothing(folder: Path, hub: Hub, capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert "model.safetensors" in shown
     assert "left out: notes.txt, optimizer.pt, states, train.log" in shown
-    assert 'license: "apache-2.0"' in shown
+    assert "license: apache-2.0" in shown
     assert hub.requests == []
 
 

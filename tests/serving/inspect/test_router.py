@@ -11,6 +11,7 @@ from braidlm.core.decoding.generation import Prompt
 from braidlm.inspection.generate import generate
 from braidlm.inspection.routes import routes
 from braidlm.opening.open import open_model
+from braidlm.serving.inspect import router as module
 from braidlm.studies.show import folder_facts
 from tests.inspection.path_models import PATHS, by_character, path_model, saved
 from tests.inspection.routed_path_models import expert_model
@@ -210,3 +211,16 @@ def test_odd_bodies_never_fail_inside(folder: Path) -> None:
         return codes
 
     assert with_app(folder, work) == {200, 400, 404}
+
+
+def test_many_requests_at_once_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+
+    async def work(ask: Ask) -> Any:
+        asked = [ask("/braid/routings", None, raw=True, model="letters", text=TEXT) for _ in range(12)]
+        codes = [answer.status_code for answer in await asyncio.gather(*asked)]
+        return codes, await ask("/braid/next", model="letters", prompt="a", top=1)
+
+    codes, _ = with_app(folder, work)
+    assert set(codes) == {200, 429}
+    assert codes.count(200) >= 3

@@ -49,7 +49,8 @@ def written_card(told: Mapping[str, Any], text: str) -> str:
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):
             lines.append(yaml.safe_dump({key: json.loads(json.dumps(value, default=str))}, sort_keys=False).rstrip())
         else:  # JSON is YAML, and no text in it can end the front matter
-            lines.append(f"{key}: {json.dumps(value, default=str)}")
+            is_word = isinstance(value, str) and re.fullmatch(r"[\w./-]+", value) and yaml.safe_load(value) == value
+            lines.append(f"{key}: {value if is_word else json.dumps(value, default=str)}")
     return "\n".join(["---", *lines, "---", "", text.lstrip()])
 
 

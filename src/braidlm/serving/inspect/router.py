@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from braidlm.inspection.text_changes import check_size, predict, text_change
 from braidlm.inspection.token_routings import token_routings
 from braidlm.serving.api.errors import ApiError
 from braidlm.serving.api.safety import REPORT_POLICY
-from braidlm.serving.engine import Switches
+from braidlm.serving.engine import Busy, Switches
 from braidlm.serving.inspect.answers import (
     MAX_TOKENS,
     ChangesAnswer,
@@ -38,6 +39,9 @@ from braidlm.serving.inspect.model_parts import ModelParts
 from braidlm.serving.models import ServedModel, ServedModels
 from braidlm.studies.show import folder_facts
 
+MAX_WAITING = 64
+"""Requests about texts that may be at work or wait at once."""
+
 
 def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
     """All endpoints; what computes does so on the engine's thread of its model, between two steps of generation."""
@@ -47,6 +51,20 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
     """By the folder of a model, because finding them reads all of it."""
     one_comparison = asyncio.Semaphore(1)
     """Two predictions of a whole text may take half a gigabyte."""
+    asked = 0
+    """How many requests are about a text just now."""
+
+    @contextmanager
+    def place() -> Iterator[None]:
+        """One of so many requests that may wait for a model."""
+        nonlocal asked
+        if asked >= MAX_WAITING:
+            raise Busy(f"{asked} requests look into models already, as many as may", todo="Try again later.")
+        asked += 1
+        try:
+            yield
+        finally:
+            asked -= 1
 
     @api.get("/braid/models", tags=["models"])
     def served_models() -> ModelsAnswer:
@@ -81,9 +99,10 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
     async def next_token(body: NextBody) -> NextAnswer:
         """The most probable tokens after a prompt, as `braid generate --top-next` gives them."""
         found, switches = models.find(body.model), body.switches.switches()
-        ids = await asyncio.to_thread(_read, found, body.prompt, "prompt", body.tokens)
-        tokenizer, engine = found.opened.tokenizer, await models.engine(body.model)
-        best = await engine.call(lambda model: next_after(model, tokenizer, ids, body.top), switches)
+        with place():
+            ids = await asyncio.to_thread(_read, found, body.prompt, "prompt", body.tokens)
+            tokenizer, engine = found.opened.tokenizer, await models.engine(body.model)
+            best = await engine.call(lambda model: next_after(model, tokenizer, ids, body.top), switches)
         return NextAnswer.model_validate({"tokens": best}, from_attributes=True)
 
     @api.post("/braid/routings", tags=["tokens"], response_model=RoutingsAnswer)
@@ -91,33 +110,36 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
         """Who goes where: for each token and layer, the paths, experts, members or depths that serve it, and what gates
         add. The choices are those of `braid routes`."""
         found, switches = models.find(body.model), body.switches.switches()
-        ids = await asyncio.to_thread(_read, found, body.text, "text")
-        engine = await models.engine(body.model)
-        layers = await engine.call(lambda model: token_routings(model, ids), switches)
+        with place():
+            ids = await asyncio.to_thread(_read, found, body.text, "text")
+            engine = await models.engine(body.model)
+            layers = await engine.call(lambda model: token_routings(model, ids), switches)
 
-        def answer() -> RoutingsAnswer:
-            told = {"tokens": _tokens(found.opened.tokenizer, ids), "layers": layers}
-            return RoutingsAnswer.model_validate(told, from_attributes=True)
+            def answer() -> RoutingsAnswer:
+                told = {"tokens": _tokens(found.opened.tokenizer, ids), "layers": layers}
+                return RoutingsAnswer.model_validate(told, from_attributes=True)
 
-        return await _written(answer)
+            return await _written(answer)
 
     @api.post("/braid/changes", tags=["tokens"], response_model=ChangesAnswer)
     async def changes(body: ChangesBody) -> Response:
         """How the prediction of a text changes with parts switched off, or from one model to another."""
         one, other = models.find(body.model), models.find(body.other or body.model)
-        ids = await asyncio.to_thread(_read_for_both, one, other, body.text)
-        async with one_comparison:
-            sides = [(one, body.against.switches()), (other, body.switches.switches())]
-            before, after = [await _predicted(models, side.name, ids, switches) for side, switches in sides]
+        with place():
+            ids = await asyncio.to_thread(_read_for_both, one, other, body.text)
+            async with one_comparison:
+                sides = [(one, body.against.switches()), (other, body.switches.switches())]
+                before, after = [await _predicted(models, side.name, ids, switches) for side, switches in sides]
 
-            def answer() -> ChangesAnswer:
-                tokenizer = one.opened.tokenizer
-                change = text_change(before, after, ids, tokenizer)
-                pieces = zip(_tokens(tokenizer, ids), change.tokens, strict=True)
-                bits = {"bits_before": change.bits_before, "bits_after": change.bits_after}
-                return ChangesAnswer.model_validate({"tokens": [piece | vars(token) for piece, token in pieces]} | bits)
+                def answer() -> ChangesAnswer:
+                    tokenizer = one.opened.tokenizer
+                    change = text_change(before, after, ids, tokenizer)
+                    pieces = zip(_tokens(tokenizer, ids), change.tokens, strict=True)
+                    tokens = [piece | vars(token) for piece, token in pieces]
+                    bits = {"bits_before": change.bits_before, "bits_after": change.bits_after}
+                    return ChangesAnswer.model_validate({"tokens": tokens} | bits)
 
-            return await _written(answer)
+                return await _written(answer)
 
     @api.get("/braid/runs", tags=["runs"])
     def runs() -> RunsAnswer:
