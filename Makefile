@@ -35,11 +35,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready-demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip $(PIP) -c constraints.txt -e '.[plot,serve]'
+	$(BIN)/pip $(PIP) -c constraints.txt -e '.[serve]'
 	touch $@
 
 $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip $(PIP) -c constraints.txt -e '.[data,plot,track,eval,kernels,device,serve,dev]'
+	$(BIN)/pip $(PIP) -c constraints.txt -e '.[data,track,eval,kernels,device,serve,dev]'
 	touch $@ $(VENV)/.ready-demo
 
 # What a version needs of its own; torch and all else that it can share are found in .venv, after its own packages.

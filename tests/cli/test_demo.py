@@ -9,6 +9,7 @@ import pytest
 
 from braidlm.cli.main import main
 from braidlm.studies import demo
+from tests.report_pages import charts_of
 
 SMALL = [
     "domains.stories.documents=150",
@@ -45,6 +46,9 @@ def demo_folder(first_run: tuple[Path, str]) -> Path:
 def test_a_first_run_calls_nothing_finished_already(first_run: tuple[Path, str]) -> None:
     assert "packing" in first_run[1]
     assert "finished already" not in first_run[1]
+    *_, report, look = first_run[1].strip().splitlines()
+    assert report == f"The report: {first_run[0] / 'report.html'}"
+    assert look.endswith(f"braid serve {first_run[0]}")
 
 
 def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
@@ -75,9 +79,10 @@ def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
     assert "://" not in page.replace("http://www.w3.org/2000/svg", ""), "the page needs nothing from outside"
 
 
-def test_pictures_and_the_routing_report_lie_beside_it(demo_folder: Path) -> None:
-    for name in ("learning-stories.png", "learning-maths.png", "comparison.png", "routes.png"):
-        assert (demo_folder / name).read_bytes().startswith(b"\x89PNG")
+def test_it_has_charts_and_the_routing_report_lies_beside_it(demo_folder: Path) -> None:
+    charts = charts_of(demo_folder / "report.html")
+    assert list(charts) == ["comparison", "routes", "learning-stories", "learning-maths"], "the main one first"
+    assert charts["comparison"]["values"]["stories"].keys() == {"stories", "composed", "dense", "trigram"}
     routes = (demo_folder / "routes" / "routes.html").read_text(encoding="utf-8")
     assert "stories" in routes
     assert 'href="../report.html"' in routes

@@ -18,6 +18,7 @@ from braidlm.edits.edit import edit
 from braidlm.edits.select import RULES, judge
 from braidlm.opening.gating import gates_of, without
 from tests.edits.small_models import text_file
+from tests.report_pages import charts_of
 from tests.tiny_models import random_ids, tiny_model
 
 SIZES = {2: 0.0, 3: 0.002, 4: 0.5, 5: -0.4, 6: 0.3}
@@ -102,9 +103,8 @@ def test_gates_of_little_change_go(tmp_path: Path, capsys: pytest.CaptureFixture
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
         "select.html",
         "layers.csv",
-        "perplexity.png",
-        "change.png",
     }
+    assert set(charts_of(tmp_path / "report" / "select.html")) == {"perplexity", "change"}
     with (tmp_path / "report" / "layers.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["layer"], row["stays"]) for row in rows] == [

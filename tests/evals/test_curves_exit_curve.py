@@ -16,6 +16,7 @@ from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.evals.scoring.scorer import Scorer
 from tests.outcome import Outcome
+from tests.report_pages import charts_of
 from tests.tiny_models import tiny_model
 
 NARROW: list[Any] = ["block", {"project": {"to": 8}}, "block", {"project": {"to": 16}}, "block"]
@@ -49,16 +50,14 @@ def test_every_point_is_the_score_of_a_model_that_is_left_there(root: Path) -> N
 
 
 def test_the_verb_writes_a_curve(root: Path, tmp_path: Path, eval_verb: Callable[..., Outcome]) -> None:
-    pytest.importorskip("matplotlib")
     arguments = (root / "deep", "bits_per_byte", "--data", f"bits_per_byte={root / 'dev.txt'}", "--out", tmp_path / "o")
     shown = eval_verb(*arguments, "--exits", "--quiet")
     assert (shown.code, shown.err) == (0, "")
     lines = [line.split() for line in shown.out.splitlines()]
     assert lines[0] == ["model", "layer", "bits_per_byte"]
     assert [line[:2] for line in lines[1:4]] == [["deep", "1"], ["deep", "2"], ["deep", "3"]]
-    assert {"exits.html", "exits.json", "exits.csv", "exits-bits_per_byte.png"} <= {
-        path.name for path in (tmp_path / "o").iterdir()
-    }
+    assert {"exits.html", "exits.json", "exits.csv"} <= {path.name for path in (tmp_path / "o").iterdir()}
+    assert list(charts_of(tmp_path / "o" / "exits.html")) == ["exits-bits_per_byte"]
     facts = json.loads((tmp_path / "o" / "exits.json").read_text())
     assert [point["layer"] for point in facts["points"]] == [1, 2, 3]
     page = (tmp_path / "o" / "exits.html").read_text()

@@ -141,7 +141,6 @@ def test_a_model_of_experts_without_paths(tmp_path: Path) -> None:
 
 
 def test_the_page_and_the_tables(folder: Path, routes_verb: Any, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "ab", "domain": "stories"}\n{"prompt": "1.", "domain": "maths"}\n')
     shown = routes_verb(folder, "--prompts", prompts, "--out", tmp_path / "report", "--quiet")
@@ -196,7 +195,6 @@ def test_the_tokens_that_each_choice_is_taken_for(folder: Path) -> None:
 
 def test_many_experts_in_many_layers_stay_readable(tmp_path: Path) -> None:
     """Heat maps in place of bars, some layers token by token, and all of it in the tables."""
-    pytest.importorskip("matplotlib")
     bank = {"experts": {"names": 12, "router": {"top_k": 2}}}
     block = {"layers": 10, "feed": {"kind": "mlp", "hidden": 8, **bank}, "attention": {"heads": 2, **bank}}
     model = tiny_model(vocab_size=TOKENIZER.vocab_size, context=64, stages=[{"block": block}])

@@ -1,6 +1,9 @@
 """`braid demo`."""
 
 import argparse
+import shutil
+import sys
+from pathlib import Path
 
 HELP = "the whole story, offline, in a few minutes: two paths trained apart, composed and compared; report.html"
 
@@ -18,4 +21,6 @@ def run(args: argparse.Namespace) -> None:
 
     report = demo(args.out, args.overrides)
     console.show_json({"report": report})
-    console.show(f"Open {report} in a browser, or see the models at work beside it: braid serve {args.out}")
+    # `make demo` runs a program that no PATH names.
+    program = sys.argv[0] if Path(sys.argv[0]).name == "braid" and not shutil.which("braid") else "braid"
+    console.show(f"The report: {report}\nThe models at work, and the report beside them: {program} serve {args.out}")

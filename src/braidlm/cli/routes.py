@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=number(Count), default=20_000, metavar="N", help=about)
     add("--domains", nargs="+", action="extend", metavar="DOMAIN=PATH", help="the path that should know a domain")
     add_switches(add)
-    add("--out", metavar="DIR", help="write tables (CSV), pictures (PNG) and routes.html")
+    add("--out", metavar="DIR", help="write tables (CSV) and routes.html")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
 
 

@@ -79,7 +79,7 @@ class Select(Edit):
     tokens: Count = 20_000
     """How many tokens of the text are read."""
     report: str | None = None
-    """A folder to write, also in a dry run: the table (CSV), the plot of it (PNG) and select.html."""
+    """A folder to write, also in a dry run: the table (CSV) and select.html."""
 
     def __post_init__(self) -> None:
         if self.threshold is not None and self.keep is not None:

@@ -112,11 +112,11 @@ class Curves(ABC, Generic[P]):
                 if abs(point.scores[task] - whole.scores[task]) > EQUAL * abs(whole.scores[task]):
                     break
                 kept = point
-            said.append(
-                f"{name} keeps its {task} within {EQUAL:.0%} down to {self.x(kept):.4g} {self.x_label}: "
-                f"{self._score(kept, task)}, against {self._score(whole, task)} at {self.x(whole):.4g}. At "
-                f"{self.x(others[-1]):.4g} it has {self._score(others[-1], task)}."
-            )
+            ends = [f"{self.x_label} {self.x(p):.4g} ({self._score(p, task)})" for p in (whole, kept, others[-1])]
+            until = f"it stays within {EQUAL:.0%} until {ends[1]}, and ends at {ends[2]}"
+            if kept is whole:
+                until = f"no other point is within {EQUAL:.0%} of that, and it ends at {ends[2]}"
+            said.append(f"{task} of {name} begins at {ends[0]}: {until}.")
         sure = "± is one standard error over the items of the task" if any(self._errors(task)) else "one text, one seed"
         return "\n\n".join([*said, f"How sure: {sure}; nothing was trained again."]) if said else ""
 

@@ -91,7 +91,7 @@ def summary(results: StudyResults) -> Table:
     scores = [f"bits per byte, {half} half" for half in halves] or ["bits per byte"]
     costs = ["parameters", "FLOPs per token", "words"]
     columns = ["model", "", "seeds", *costs, *scores, *tasks, "training", "wall clock"]
-    return _table("models", "Every model: what it costs and what it reaches", columns, rows)
+    return _table("models", "Every model: what it costs and what it reaches", columns, rows, results)
 
 
 def quality(results: StudyResults) -> Table:
@@ -110,7 +110,7 @@ def quality(results: StudyResults) -> Table:
     columns = ["model", "", "parameters", "tokens", *results.domains, *(["mean"] if several else [])]
     half = results.study.validation.half
     text = "held-out text" if half is None else f"the {half} half of held-out text"
-    return _table("bits-per-byte", f"Bits per byte on {text} (lower is better)", columns, rows)
+    return _table("bits-per-byte", f"Bits per byte on {text} (lower is better)", columns, rows, results)
 
 
 def variants(results: StudyResults) -> Table:
@@ -129,7 +129,8 @@ def variants(results: StudyResults) -> Table:
         rows.append([name, how, f"{first.parameters:,}", trainable, *scores, took])
     domains = [column for domain in results.domains for column in (domain, f"{domain}, change")]
     columns = ["model", "made by", "parameters", "trainable", *domains, "training"]
-    return _table("variants", "Bits per byte of the variants, and the change against the base", columns, rows)
+    title = "Bits per byte of the variants, and the change against the base"
+    return _table("variants", title, columns, rows, results)
 
 
 def task_scores(results: StudyResults) -> Table:
@@ -233,10 +234,18 @@ def inactive_paths(results: StudyResults) -> Table:
     return _table("silent-paths", title, ["model", "inactive", *results.domains], rows)
 
 
-def _table(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table:
-    """A table with its files; what there is not is a dash in them too."""
+def _table(
+    name: str,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | None]],
+    ranked: StudyResults | None = None,
+) -> Table:
+    """A table with its files; what there is not is a dash in them too. The best of models that are ranked is marked."""
     body = [["–" if cell is None else cell for cell in row] for row in rows]
-    return Table(columns, body, name=f"tables/{name}", title=title, keep=1)
+    bits = [mean(mean(m.bits.values()) for m in ranked.of(row[0] or "")) for row in rows] if ranked else []
+    best = bits.index(min(bits)) if len(bits) > 1 else None
+    return Table(columns, body, name=f"tables/{name}", title=title, keep=1, best=best)
 
 
 def kind_label(kind: Role) -> str:

@@ -20,7 +20,8 @@ def test_markdown_escapes_texts_and_keeps_code() -> None:
         "# Scores\n\nof two models\n\nThe first is `better`.\n\n- n_items: 1,234\n\n## All\n\n"
         "A \\*star\\*, a snake_case and \\_one\\_.\n\nTwo.\n\n"
         "A caption.\n\n| name | a\\|b |\n| --- | --- |\n| x | **1 ± 2** |\n| y | ✗ 2 |\n\n"
-        "![A chart.](bars.png)\n\n**one**\n\n> Once, two  \n> \\`lines\\`  \n\na note\n\n```\nbraid demo\n```\n\n"
+        "A chart.\n\n|  | v |\n| --- | --- |\n| a | 1 |\n\n|  | v |\n| --- | --- |\n| a | 1 |\n\n"
+        "**one**\n\n> Once, two  \n> \\`lines\\`  \n\na note\n\n```\nbraid demo\n```\n\n"
         "- [All](a%20b.csv)\n"
     )
 

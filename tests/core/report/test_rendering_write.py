@@ -1,15 +1,13 @@
 """The files of a report, and which folders it may be written into."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from braidlm.core.errors import BraidError
 from braidlm.core.report.rendering import check_out, write
 from braidlm.core.report.report import Bars, Report, Table
+from tests.report_pages import charts_of
 
 
 def a_report() -> Report:
@@ -23,10 +21,10 @@ def files(folder: Path) -> set[str]:
 
 
 def test_what_has_a_name_has_a_file(tmp_path: Path) -> None:
-    beside = {"raw.csv", "results.json", "tables/size.csv", "tables/size.md", "bars.png"}
+    beside = {"raw.csv", "results.json", "tables/size.csv", "tables/size.md"}
     assert write(a_report(), tmp_path / "out", "page", ("html", "md")) == tmp_path / "out/page.html"
     assert files(tmp_path / "out") == beside | {"page.html", "page.md"}
-    assert (tmp_path / "out/bars.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert list(charts_of(tmp_path / "out/page.html")) == ["bars", ""]
     assert "<h1>déjà vu – ✓</h1>" in (tmp_path / "out/page.html").read_text(encoding="utf-8")
     (tmp_path / "out/old.csv").touch()
     write(a_report(), tmp_path / "out", "page", fresh=True)
@@ -61,14 +59,3 @@ def test_a_file_is_refused_and_no_folder_is_fine(tmp_path: Path) -> None:
     with pytest.raises(BraidError, match="this exists already"):
         check_out(tmp_path / "file", "braid eval")
     check_out(tmp_path / "new", "braid eval")
-
-
-def test_without_matplotlib_the_page_has_the_charts_and_png_files_are_said_to_be_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page = write(a_report(), tmp_path, "page").read_text(encoding="utf-8")
-    assert page.count('<figure class="picture">') == 2
-    assert not list(tmp_path.glob("*.png"))
-    said = " ".join("".join(capsys.readouterr()).split())
-    assert "as PNG files they need pip install 'braidlm[plot]'" in said

@@ -133,7 +133,6 @@ def vocabulary(data: Path) -> Path:
 def test_the_verb_judges_runs_and_scores_new_checkpoints_only(
     runs: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     out = tmp_path / "out"
     last = shutil.move(runs / "one" / "checkpoints" / "chck_30M", tmp_path / "later")
     options: dict[str, Any] = {"data": vocabulary, "all_checkpoints": True, "out": out, "device": "cpu"}

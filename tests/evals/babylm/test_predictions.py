@@ -49,7 +49,6 @@ def collated(board: Path) -> dict[str, Any]:
 def test_a_finished_model_and_its_checkpoints_come_together(
     eval_verb: Verb, runs: Path, challenge: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("matplotlib")
     board = tmp_path / "submission"
     options = ("--data", challenge, "--leaderboard", board, "--quiet")
     shown = eval_verb(

@@ -142,7 +142,6 @@ def test_the_page_shows_the_same() -> None:
 
 
 def test_the_best_checkpoint_is_bold_only_where_it_is_clear() -> None:
-    pytest.importorskip("matplotlib")
     found = evaluation({"run/a": (60.0, 1.5), "run/b": (61.0, 1.3), "run/c": (61.5, 1.2)})
     for at, model in enumerate(found.models):
         model.run, model.words, model.folder = "run", at + 1, model.name.replace("run", "checkpoints")

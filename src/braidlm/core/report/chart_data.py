@@ -6,7 +6,7 @@ from dataclasses import asdict
 from numbers import Real
 from typing import Any
 
-from braidlm.core.report.report import INK, Bars, Chart, HeatMaps, Lines, Points, StackedShares, Table
+from braidlm.core.report.report import Bars, Chart, HeatMaps, Lines, Points, StackedShares, Table
 
 KINDS: dict[type[Chart], str] = {
     Lines: "lines",
@@ -24,8 +24,6 @@ def chart_data(chart: Chart) -> dict[str, Any]:
     data = asdict(chart)
     if isinstance(chart, StackedShares):  # no list can be a key
         data["panels"] = {panel: [(*row, of) for row, of in rows.items()] for panel, rows in chart.panels.items()}
-    if colours := data.get("colours"):
-        data["colours"] = {name: "var(--ink)" if colour == INK else colour for name, colour in colours.items()}
     return {"kind": KINDS[type(chart)], **_plain(data)}
 
 

@@ -541,7 +541,7 @@ function drawHeat(view, chart) {
 /** Axes, ticks, grid and labels; returns the scales and the sides of the area inside. */
 function frame(view, chart, domain, height, right, falling = false, grid = false) {
   const scaled = (log, ends, range) => (log ? scaleLog(ends, range) : scaleLinear(ends, range));
-  const top = chart.y_label ? 24 : 10;
+  const top = chart.y_label ? 30 : 10;
   const bottom = height - (chart.x_label ? 40 : 24);
   const y = scaled(chart.log_y, domain.y, [bottom, top]);
   const yTicks = round(domain.y, chart.log_y, (bottom - top) / 46);

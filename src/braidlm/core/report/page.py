@@ -40,6 +40,8 @@ STYLES = ("tokens.css", "charts.css", "page.css")
 SCRIPTS = ("vendor/d3.js", "charts.js", "reading.js")
 SECTIONS = 4
 """A page with so many sections has a table of contents."""
+WIDE = 6
+"""A table of so many columns may be wider than the text beside it."""
 NUMBER = re.compile(r"[-+−±~<>]?[\d.,]*\d[\d.,]*\s?(%|×|x|[kMBT]|s|ms|h|GB|MB|kB)?([ ]?±[ ]?[\d.]+)?")
 NO_NUMBER = ("", "–", "-")
 
@@ -145,7 +147,8 @@ def _part(part: Part) -> str:
             cards = (f"<div><dt>{_inline(k)}</dt><dd>{escape(cell_text(v))}</dd></div>" for k, v in values.items())
             return f'<dl class="facts">{"".join(cards)}</dl>'
         case Table():
-            return f"<figure>{_scroll(part)}</figure>"
+            wide = ' class="wide"' if len(part.columns) >= WIDE else ""
+            return f"<figure{wide}>{_scroll(part)}</figure>"
         case Picture(chart, caption, name):
             data = json.dumps(chart_data(chart) | {"name": name}, ensure_ascii=False, separators=(",", ":"))
             # Within a script `</script` and `<!--` would count even in a string.

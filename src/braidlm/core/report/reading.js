@@ -28,8 +28,10 @@ export function sortable(table) {
     const before = (a, b) => (numeric ? numbers[a] - numbers[b] : texts[a].localeCompare(texts[b], undefined, { numeric: true }));
     const button = document.createElement("button");
     button.type = "button";
-    button.append(...(head.childNodes.length ? head.childNodes : ["\u00a0"]));
-    if (!head.textContent.trim()) button.setAttribute("aria-label", `Sort by column ${column + 1}`);
+    if (!head.textContent.trim()) {
+      button.setAttribute("aria-label", `Column ${column + 1}`);
+      button.append("\u00a0");
+    } else button.append(...head.childNodes);
     button.title = "Sort";
     head.append(button);
     button.addEventListener("click", () => {

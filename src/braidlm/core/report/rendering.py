@@ -12,8 +12,8 @@ from rich import markup
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import atomic_folder, write_bytes, write_json, write_text
-from braidlm.core.report.drawing import can_draw, draw, to_png
+from braidlm.core.files import atomic_folder, write_json, write_text
+from braidlm.core.report.chart_data import chart_table
 from braidlm.core.report.page import html
 from braidlm.core.report.report import (
     Code,
@@ -85,8 +85,8 @@ def _markdown(part: Part) -> str:
             lines += [[_cell(value, plain, "**", "**").replace("\n", " ") for value in row] for row in part.rows]
             table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
             return f"{plain(part.caption)}\n\n{table}" if part.caption else table
-        case Picture(_, caption, name) if name:
-            return f"![{plain(caption)}]({name}.png)"
+        case Picture(chart, caption):
+            return "\n\n".join(filter(None, [plain(caption), _markdown(chart_table(chart))]))
         case Quote(text, who, prompt, note):
             quoted = SPECIAL.sub(r"\\\g<0>", prompt + text).replace("`", r"\`").split("\n")
             said = "\n".join(f"> {line}".rstrip() + "  " for line in quoted)
@@ -126,25 +126,18 @@ def _show(part: Part) -> None:
             console.show("\n".join([*lines, *([f"    {note}"] if note else []), ""]))
 
 
-SUFFIXES = (".html", ".md", ".csv", ".json", ".png")
+SUFFIXES = (".html", ".md", ".csv", ".json", ".png")  # older reports have their charts as PNG files
 
 
 def write(
     report: Report, out: Path | str, name: str, formats: tuple[str, ...] = ("html",), fresh: bool = False
 ) -> Path:
-    """Write a report as NAME.html, NAME.md or both, with its charts, tables and data beside it; return the first.
+    """Write a report as NAME.html, NAME.md or both, with its tables and data beside it; return the first.
 
-    Charts (as PNG, where matplotlib is installed) and tables have the names that they are given; data is JSON. With
-    `fresh` the folder appears in one step, in place of an older one.
+    Tables have the names that they are given; data is JSON. With `fresh` the folder appears in one step, in place of an
+    older one.
     """
-    pictures = [part for part in report.parts if isinstance(part, Picture) and part.name]
-    if pictures and not can_draw():
-        console.say(f"The charts are in {name}.html alone: as PNG files they need pip install 'braidlm[plot]'.")
-        pictures = []
-    figures = {picture.name: draw(picture.chart) for picture in pictures}
     with atomic_folder(out, replace=True) if fresh else contextlib.nullcontext(Path(out)) as folder:
-        for file, figure in figures.items():
-            write_bytes(folder / f"{file}.png", to_png(figure))
         shown = [part for part in report.parts if isinstance(part, Table) and part.name]
         for table in [*shown, *report.tables]:
             write_text(folder / f"{table.name}.csv", csv_text(table))

@@ -3,24 +3,23 @@
     report = Report("Two paths, one model", "What the demo did and how well it did it")
     report.facts({"bits per byte": "0.71", "parameters": 812_000})
     report.heading("Training").chart(Lines({"loss": (steps, losses)}, "step", "loss"), "Loss over time.", name="loss")
-    write(report, folder, "report")  # report.html and loss.png
+    write(report, folder, "report")  # report.html
 
-A chart stays data until it is drawn: by the reader's browser (charts.js), and for PNG files by matplotlib. Texts are
-plain, and `backticks` become code; each renderer escapes them for its format.
+A chart stays data until the reader's browser draws it (charts.js). Texts are plain, and `backticks`
+become code; each renderer escapes them for its format.
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any, Literal, Self
 
 from braidlm.core.errors import BraidError
 
-COLOURS = tuple(re.findall(r"--c\d: (#\w+)", files(__package__).joinpath("tokens.css").read_text(encoding="utf-8")))
-"""Colours that colour-blind readers can tell apart."""
-INK = "#33363b"
-"""The colour of text and reference lines; on a page they follow light and dark."""
+COLOURS = tuple(f"var(--c{n})" for n in range(1, 6))
+"""The colours of names, which tokens.css has for light and dark."""
+INK = "var(--ink)"
+"""The colour of what is beside: n-gram models, levels."""
 
 Colours = Mapping[str, str]
 """{name: its colour}: the colour that a name has in other charts too."""
@@ -209,7 +208,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart with a caption; with a name, it is also written as NAME.png."""
+    """A chart with a caption; the name is that of the files that a reader saves (SVG, PNG, CSV)."""
 
     chart: Chart
     caption: str = ""

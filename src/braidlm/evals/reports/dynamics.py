@@ -167,7 +167,15 @@ def dynamics_report(evaluation: Evaluation) -> Report:
     if len(runs) == 1:
         report.facts(_key_figures(runs[0], evaluation))
     else:
-        _add_comparison(report, compare_runs(evaluation.runs))
+        compared = compare_runs(evaluation.runs)
+        (highest, first), (next_highest, second), *_ = sorted(
+            ((max(run.mean), run.run) for run in compared), reverse=True
+        )
+        report.verdict = (
+            f"Of {len(runs)} runs, {first} gets highest: its best checkpoint is {highest:+.2f} standard deviations "
+            f"from the mean of all, on average over tasks; {second} gets to {next_highest:+.2f}.\n\n{report.verdict}"
+        )
+        _add_comparison(report, compared)
     report.heading("Around the mean")
     report.text(
         "For each task how far a checkpoint lies above or below the mean of its run's checkpoints, in the task's "

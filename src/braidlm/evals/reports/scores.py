@@ -74,8 +74,10 @@ def verdict(evaluation: Evaluation) -> str:
         return f"{first.name} has {listed(scores)}.\n\nHow sure: ± is one standard error over the items of a task."
     won: dict[str, list[str]] = {}
     for task, (difference, error) in _differences(evaluation).items():
-        by = f" (by {difference} ± {error} over {found[task].next})" if len(found) <= FEW_PARTS else ""
-        won.setdefault(found[task].best if found[task].clear else "", []).append(f"{task}{by}")
+        best, clear = found[task].best, found[task].clear
+        by = f"by {difference} ± {error} over {found[task].next}"
+        by = f" ({by if clear else f'{best} is ahead {by}'})" if len(found) <= FEW_PARTS else ""
+        won.setdefault(best if clear else "", []).append(f"{task}{by}")
     unclear = won.pop("", [])
     sentences = [
         f"{name} is clearly the best on {len(tasks)} of {len(found)} tasks: {listed(tasks)}."
