@@ -93,6 +93,8 @@ def _check_key(host: str, api_key: str | None) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     """The socket that a server accepts connections from; errors are told before any model is loaded."""
+    if not 0 <= port <= 65535:
+        raise BraidError(f"ports are numbers from 0 to 65535, and this is {port}", host, "Use 0 for any that is free.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
