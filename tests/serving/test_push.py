@@ -18,6 +18,7 @@ from braidlm.opening.open import open_model
 from braidlm.serving.push import push
 from tests.inspection.path_models import TOKENIZER, path_model
 from tests.serving.stand_in_hub import TOKEN, Hub, stand_in_hub
+from tests.tiny_decoders import save_decoder, save_gates
 
 LINEAGE: dict[str, Any] = {
     "made_by": "braid train",
@@ -216,3 +217,24 @@ def test_what_should_not_be_pushed(folder: Path, hub: Hub) -> None:
     with pytest.raises(BraidError, match="not finite"):
         push(folder, "org/tiny")
     assert hub.requests == []
+
+
+def test_decoders_of_transformers_and_their_adapters(
+    folder: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama = save_decoder("llama", folder, tmp_path / "llama")
+    card = push(llama, "org/llama").card
+    assert told(card) == {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    assert card.endswith("# llama\n")
+    arrived = open_model(hub.save("org/llama", tmp_path / "arrived"))
+    ids = torch.tensor([TOKENIZER.encode("Once upon 12")])
+    assert torch.equal(arrived.load()(ids).logits, open_model(llama).load()(ids).logits)
+    gates = save_gates(llama, tmp_path / "gates", moved=0.1)
+    with pytest.raises(BraidError, match="for a model in a folder of this machine"):
+        push(gates, "org/gates")
+    opened: Any = open_model(gates)
+    opened.base.hub = "org/llama"
+    monkeypatch.setattr("braidlm.serving.push.open_model", lambda model: opened)
+    done = push("gates", "org/gates")
+    assert told(done.card)["base_model"] == ["org/llama"]
+    assert {"gates.safetensors", "gate_config.json"} <= set(done.files)

@@ -134,6 +134,11 @@ def _check_name(name: str) -> None:
 def _check(opened: OpenedModel) -> None:
     """Refuse what nobody could use: no tokenizer, weights that do not fit or are no numbers."""
     opened.check_with_tokenizer()
+    base = getattr(opened, "base", None)
+    if base is not None and base.hub is None:
+        what = f"these adapters are for a model in a folder of this machine ({base.folder}), which others do not have"
+        todo = "Push that model first, and write its name on the Hub in place of the folder into the adapters' config."
+        raise BraidError(what, str(opened.folder), todo)
     files = sorted(opened.folder.glob("*.safetensors"))
     if not files:
         todo = "Load it with transformers and save it again, which writes model.safetensors."
@@ -187,7 +192,9 @@ def _card(opened: OpenedModel, title: str, licence: str | None) -> tuple[dict[st
     if not text or (folder / CARD).read_text(encoding="utf-8") == model_card(folder.name, lineage, model):
         named = lineage | ({"licence": licence} if licence else {})
         text = without_front_matter(model_card(title, named, model))
-    return front_matter(lineage) | {key: value for key, value in told.items() if value}, text
+    base = getattr(opened, "base", None)  # of adapters
+    bases = {} if base is None else {"base_model": [base.hub]}
+    return front_matter(lineage) | bases | {key: value for key, value in told.items() if value}, text
 
 
 def _listed(value: Any) -> list[str]:

@@ -18,6 +18,7 @@ from tests.inspection.routed_path_models import expert_model
 from tests.inspection.test_token_routings import averaged, gated_model
 from tests.serving.engines import save_tiny
 from tests.serving.inspect.client import Ask, with_app
+from tests.tiny_decoders import save_decoder, save_gates
 
 TEXT = "ab 12, c: 7"
 
@@ -224,3 +225,31 @@ def test_many_requests_at_once_are_bounded(folder: Path, monkeypatch: pytest.Mon
     codes, _ = with_app(folder, work)
     assert set(codes) == {200, 429}
     assert codes.count(200) >= 3
+
+
+def test_a_decoder_of_transformers_with_gates(folder: Path, tmp_path: Path) -> None:
+    save_decoder("llama", folder / "letters", tmp_path / "served/llama")
+    save_gates(tmp_path / "served/llama", tmp_path / "served/gates", moved=0.3)
+    wanted = generate(tmp_path / "served/gates", TEXT, 1, top_next=3, device="cpu").texts[0].next
+
+    async def work(ask: Ask) -> Any:
+        models = (await ask("/braid/models"))["models"]
+        routings = await ask("/braid/routings", model="gates", text=TEXT)
+        changes = await ask("/braid/changes", model="gates", text=TEXT, switches={"gates_off": ["layer 2", "layer 3"]})
+        other = await ask("/braid/changes", model="gates", text=TEXT, other="llama")
+        graph = await ask("/braid/models/gates/lineage")
+        await ask("/braid/models/gates/facts")
+        best = await ask("/braid/next", model="gates", prompt=TEXT, top=3)
+        return models, routings, changes, other, best, graph
+
+    models, routings, changes, other, best, graph = with_app(tmp_path / "served", work)
+    assert {model["name"]: model["gates"] for model in models} == {"gates": ["layer 2", "layer 3"], "llama": []}
+    assert [(layer["kind"], layer["label"]) for layer in routings["layers"]] == [
+        ("gates", "layer 2"),
+        ("gates", "layer 3"),
+    ]
+    assert all(weight > 0 for layer in routings["layers"] for (weight,) in layer["weights"])
+    assert changes["bits_after"] == pytest.approx(other["bits_after"], rel=1e-5), "without gates it is its base"
+    assert changes["bits_after"] != changes["bits_before"]
+    assert [token["id"] for token in best["tokens"]] == [token.id for token in wanted]
+    assert graph["nodes"][0]["kind"] == "model"
