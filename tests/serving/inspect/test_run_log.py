@@ -89,6 +89,10 @@ def test_states(folder: Path) -> None:
     write(folder, line("train", 30, loss=1.0))
     assert log.state == "done"
     assert log.summary()["step"] == 30
+    (folder / "recipe.yaml").write_text("training: {budget: 4000 steps}\n")
+    assert (log.state, log.summary()["budget"]) == ("interrupted", "4k steps")
+    (folder / "recipe.yaml").write_text("training: [")
+    assert log.summary()["budget"] is None
 
 
 def test_a_run_at_work_is_training(folder: Path) -> None:

@@ -63,6 +63,8 @@ class RunLog:
         self.id, self.name, self.folder = id, name, folder
         self._lock = threading.Lock()
         self._curves = Curves()
+        self._budget: tuple[tuple[int, int], Amount | None] | None = None
+        """The budget, and which version of the recipe it is from."""
         self._generation = 0
         """Another number for each file that metrics.jsonl was."""
 
@@ -70,7 +72,10 @@ class RunLog:
     def budget(self) -> Amount | None:
         """How much the recipe trains; None where it cannot be read."""
         try:
-            return budget_of(read_yaml(self.folder / RECIPE))
+            status = os.stat(self.folder / RECIPE)
+            if self._budget is None or self._budget[0] != (status.st_mtime_ns, status.st_size):
+                self._budget = (status.st_mtime_ns, status.st_size), budget_of(read_yaml(self.folder / RECIPE))
+            return self._budget[1]
         except (BraidError, OSError):
             return None
 
