@@ -126,6 +126,18 @@ def test_each_request_has_its_own_switches(folder: Path) -> None:
     assert [layer["chosen"][0] for layer in gates_off["layers"]] == [[], []]
 
 
+def test_members_of_a_posterior(folder: Path) -> None:
+    async def work(ask: Ask) -> Any:
+        alone = {"members": ["maths"]}
+        shares = [await ask("/braid/routings", model="posterior", text=TEXT, switches=s) for s in ({}, alone)]
+        return [answer["layers"][-1] for answer in shares]
+
+    both, one = with_app(folder, work)
+    assert (both["kind"], both["choices"]) == ("members", list(PATHS))
+    assert all(0 < share < 1 for share in both["weights"][3])
+    assert one["weights"] == [[0.0, 1.0]] * len(one["weights"])
+
+
 def test_what_changes(folder: Path) -> None:
     async def work(ask: Ask) -> Any:
         gates = await ask("/braid/changes", model="gated", text=TEXT, switches={"gates_off": ["layer 3"]})

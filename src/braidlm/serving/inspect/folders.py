@@ -114,6 +114,7 @@ class ServedFolders:
                 key = (path, os.lstat(path).st_mtime_ns)
                 if key not in self._lineages:
                     lineage = load_lineage(folder) or {}
+                    lineage.pop("tensors", None)  # what became of each takes the most memory, and no graph shows it
                     self._lineages[key] = (lineage.get("weights") or {}).get("sha256"), lineage
             except (OSError, BraidError):  # it was removed, or is not ours
                 continue
