@@ -112,11 +112,13 @@ class Curves(ABC, Generic[P]):
                 if abs(point.scores[task] - whole.scores[task]) > EQUAL * abs(whole.scores[task]):
                     break
                 kept = point
-            ends = [f"{self.x_label} {self.x(p):.4g} ({self._score(p, task)})" for p in (whole, kept, others[-1])]
-            until = f"it stays within {EQUAL:.0%} until {ends[1]}, and ends at {ends[2]}"
+            at = [f"{self._score(p, task)} ({self.x_label}: {self.x(p):.4g})" for p in (whole, kept, others[-1])]
+            until = f"it stays within {EQUAL:.0%} until {at[1]}, and the end has {at[2]}"
             if kept is whole:
-                until = f"no other point is within {EQUAL:.0%} of that, and it ends at {ends[2]}"
-            said.append(f"{task} of {name} begins at {ends[0]}: {until}.")
+                until = f"no other point is within {EQUAL:.0%} of that, and the end has {at[2]}"
+            elif kept is others[-1]:
+                until = f"it stays within {EQUAL:.0%} to the end, {at[2]}"
+            said.append(f"{name} has {task} {at[0]}; {until}.")
         sure = "± is one standard error over the items of the task" if any(self._errors(task)) else "one text, one seed"
         return "\n\n".join([*said, f"How sure: {sure}; nothing was trained again."]) if said else ""
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from braidlm.core.differences import differences, shown
 from braidlm.core.files import json_sha256, make_folder
 from braidlm.core.report.rendering import show_report, write
-from braidlm.core.report.report import Report, Table
+from braidlm.core.report.report import Bars, Report, Table
 from braidlm.core.report.verdicts import ranking
 from braidlm.opening.names import StrPath
 from braidlm.studies.results import RUN_FACTS, ModelResult, read_runs
@@ -23,6 +24,8 @@ RESULTS = (
     *("training", "wall clock", "hardware", "state"),
 )
 """The columns for people after those that differ."""
+MAX_BARS = 20
+"""At most so many recipes are drawn."""
 SHOWN = (BITS, "best", "best at step", "wall clock", "state")
 """The columns in the terminal."""
 
@@ -90,7 +93,12 @@ def run_report(runs: Sequence[ModelResult], title: str) -> Report:
     report.verdict = ranking(scores, f"recipes ({len(runs)} runs, {done} of them done)")
     machines = dict.fromkeys(run.hardware for run in runs if run.hardware is not None)
     facts = {"runs": len(runs), "done": done, "wall clock of all": duration(sum(run.wall_seconds for run in runs))}
-    report.facts(facts | ({"hardware": "; ".join(machines)} if machines else {})).table(run_table(runs))
+    report.facts(facts | ({"hardware": "; ".join(machines)} if machines else {}))
+    lowest = sorted((mean(each), name) for name, each in scores.items())[:MAX_BARS]
+    if lowest:
+        bars = Bars({name: bits for bits, name in lowest}, "bits per byte (lower is better)", digits=4)
+        report.chart(bars, f"The {len(lowest)} lowest; runs that differ in their seeds alone are one.", "bits-per-byte")
+    report.table(run_table(runs))
     report.text(
         "Columns after the first are the keys in which recipes differ. Bits per byte are of the last validation; the "
         "best validation and its step are beside it, since a run that has become worse was trained too long. Training "

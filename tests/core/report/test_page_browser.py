@@ -15,6 +15,7 @@ from tests.core.report.test_page import NASTY, every_chart
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = Path(__file__).parents[2] / "end_to_end" / "axe" / "axe.min.js"
 OPTIONS = ["--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -171,6 +172,14 @@ def test_the_theme_is_switched(page: Any) -> None:
     switch.click()
     assert paper() != light
     assert switch.inner_text() == "Dark"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(page: Any, theme: str) -> None:
+    page.emulate_media(color_scheme=theme)
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run()")["violations"]
+    assert [one["id"] for one in found if one["impact"] in ("serious", "critical", "moderate")] == []
 
 
 def test_narrow_screens_scroll_tables_and_not_the_page(page: Any) -> None:

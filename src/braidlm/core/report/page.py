@@ -191,7 +191,9 @@ def _table(table: Table) -> str:
         rows.append(f'<tr class="best">{cells}</tr>' if index == table.best else f"<tr>{cells}</tr>")
     lines = "\n".join(rows)
     title = f"<caption>{_inline(table.caption)}</caption>" if table.caption else ""
-    over = "".join(f'<th scope="colgroup" colspan="{size}">{_inline(name)}</th>' for name, size in table.groups)
+    heads = [('th scope="colgroup"', "th") if name else ("td", "td") for name, _ in table.groups]
+    groups = zip(heads, table.groups, strict=True)
+    over = "".join(f'<{tag} colspan="{n}">{_inline(name)}</{end}>' for (tag, end), (name, n) in groups)
     over = f'<tr class="groups">{over}</tr>' if over else ""
     return f"<table>{title}<thead>{over}<tr>{head}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>"
 

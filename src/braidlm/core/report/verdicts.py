@@ -20,19 +20,21 @@ def ranking(scores: Mapping[str, Sequence[float]], compared: str, what: str = "b
     first, second = known[best], known[others[0]]
     gap = mean(second) - mean(first)
     share = gap / abs(mean(second)) if mean(second) else 0.0
-    won = (
-        f"{best} is the best of {len(known)} {compared}, with {_shown(first)} {what}: {share:.1%} less than the next, "
-        f"{others[0]} ({_shown(second)})."
-    )
-    if min(len(first), len(second)) < 2:
-        small = share < EQUAL
-        chance = "another seed could turn it round" if small else "how far seeds move it is not known"
-        return f"{won}\n\nHow sure: this is one seed each, and with a difference of {share:.1%} {chance}."
-    error = math.sqrt(variance(first) / len(first) + variance(second) / len(second))
-    clear = "clear" if gap > CLEAR * error else "not clear, and may be chance"
-    of_seeds = str(len(first)) if len(first) == len(second) else f"{len(first)} and {len(second)}"
+    if min(len(first), len(second)) > 1:
+        error = math.sqrt(variance(first) / len(first) + variance(second) / len(second))
+        is_clear = gap > CLEAR * error
+        of_seeds = str(len(first)) if len(first) == len(second) else f"{len(first)} and {len(second)}"
+        sure = f"over {of_seeds} seeds the difference is {gap:.4f} ± {error:.4f} (standard error)"
+        sure += ": clear" if is_clear else ", which may be chance"
+    else:
+        is_clear = share >= EQUAL
+        sure = "one seed each" if len(first) == len(second) else "one of the two has one seed"
+        sure += ", so how far seeds move scores is not known" if is_clear else ", and another could turn it round"
+    of = f"of {len(known)} {compared}"
+    won = f"{best} is the best {of}, with" if is_clear else f"No clear winner {of}: {best} has"
     return (
-        f"{won}\n\nHow sure: over {of_seeds} seeds the difference is {gap:.4f} ± {error:.4f} (standard error): {clear}."
+        f"{won} {_shown(first)} {what}, {share:.1%} less than the next, {others[0]} ({_shown(second)}).\n\n"
+        f"How sure: {sure}."
     )
 
 
