@@ -14,13 +14,9 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.model.routing.losses import mutual_information
 from braidlm.opening.convert import convert
+from tests.reference import REFERENCE
 
-REFERENCE = Path(__file__).parents[4] / "shared" / "reference"
 VARIANTS = ["identity-kv", "projected-kv"]
-pytestmark = pytest.mark.skipif(
-    not (REFERENCE / "moduleformer-identity-kv.io.safetensors").is_file(),
-    reason="the numbers of IBM's code are not there (../shared/reference)",
-)
 
 
 def reference(name: str, what: str) -> Path:

@@ -18,15 +18,11 @@ from braidlm.core.models.folders import load_config, load_lineage, load_model
 from braidlm.model.routing.losses import load_balance_as_coded, token_entropy_as_coded
 from braidlm.opening.convert import convert
 from tests.bridges.papaformer_models import Tensors, dense_tensors, reference_logits, whole_tensors
+from tests.reference import REFERENCE
 from tests.without_braid import run_without_braid
 
-REFERENCE = Path(__file__).parents[4] / "shared" / "reference"
 VARIANTS = {"share-linear": "shared_linear", "gumbel-v1": "gumbel_v1", "gumbel-v2": "gumbel_v2"}
 TOLERANCE = 1e-4
-needs_reference = pytest.mark.skipif(
-    not (REFERENCE / "papaformer-gumbel-v1.io.safetensors").is_file(),
-    reason="the numbers of the authors' code are not there (../shared/reference)",
-)
 STRUCTURE = {
     "dim": 24,
     "n_heads": 3,
@@ -107,7 +103,6 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@needs_reference
 def test_the_authors_logits_where_braid_is_not_installed(fixtures: Path) -> None:
     run_without_braid(SCRIPT, REFERENCE, fixtures, *VARIANTS)
     found = load_file(fixtures / "found.safetensors")
@@ -119,7 +114,6 @@ def test_the_authors_logits_where_braid_is_not_installed(fixtures: Path) -> None
         assert cached.tolist() == uncached.tolist(), name
 
 
-@needs_reference
 @pytest.mark.parametrize("name", ["gumbel-v1", "gumbel-v2"])
 @torch.no_grad()
 def test_the_authors_auxiliary_losses(fixtures: Path, name: str) -> None:
@@ -132,7 +126,6 @@ def test_the_authors_auxiliary_losses(fixtures: Path, name: str) -> None:
     assert io["load_total"] > 0.1, "routers that choose one thing only would prove little"
 
 
-@needs_reference
 @pytest.mark.parametrize(("name", "join"), VARIANTS.items())
 def test_what_is_written(fixtures: Path, name: str, join: str) -> None:
     config = load_config(fixtures / name)
@@ -149,7 +142,6 @@ def test_what_is_written(fixtures: Path, name: str, join: str) -> None:
     assert lineage["tokenizer"] is None
 
 
-@needs_reference
 @pytest.mark.parametrize("name", VARIANTS)
 def test_mappings_lead_back_to_the_same_bits(fixtures: Path, name: str) -> None:
     info = ModelInfo(load_config(fixtures / name))

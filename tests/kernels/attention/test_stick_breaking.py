@@ -1,7 +1,6 @@
 """Stick-breaking attention by kernels against torch's operations in float64: outputs, what is left, gradients."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,9 @@ from braidlm.kernels.attention.stick_breaking import StickBreaking, plain_stick_
 from braidlm.kernels.attention.stick_breaking_tiles import Tiles
 from braidlm.kernels.attention.stick_breaking_wide import WideStickBreaking
 from tests.kernels.comparison import nan_in_new_memory
+from tests.reference import REFERENCE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "stick-breaking.safetensors"
 LAUNCH = {"num_warps": 4, "num_stages": 1}
 SMALL = Tiles(16, 16, 2, LAUNCH, LAUNCH, LAUNCH)
 
@@ -98,11 +97,10 @@ def test_rows_may_be_slices_of_one_product() -> None:
     compare(StickBreaking.apply(*slices, case.dim**-0.5, True, SMALL), slices, case, 1e-5)
 
 
-@pytest.mark.skipif(not REFERENCE.is_file(), reason="shared/reference is not there")
 def test_the_reference_code_agrees() -> None:
     from safetensors.torch import load_file
 
-    tensors = {name: x.to(DEVICE) for name, x in load_file(REFERENCE).items()}
+    tensors = {name: x.to(DEVICE) for name, x in load_file(REFERENCE / "stick-breaking.safetensors").items()}
     inputs = [tensors[name].contiguous() for name in ("q", "k", "v")]
     plain, _ = plain_stick_breaking(*inputs, inputs[0].shape[-1] ** -0.5)
     output, _ = StickBreaking.apply(*inputs, inputs[0].shape[-1] ** -0.5, True, SMALL)

@@ -1,6 +1,5 @@
 """Stick-breaking attention: the public code's numbers, its options, chunks, and every kind of projection."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ from braidlm.model.attention.stick_breaking import StickBreaking, stick_breaking
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
-
-REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "stick-breaking.safetensors"
+from tests.reference import REFERENCE
 
 
 def heads(time: int, keys: int | None = None, count: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,9 +33,8 @@ def as_printed(score: Tensor) -> Tensor:
     return weights
 
 
-@pytest.mark.skipif(not REFERENCE.is_file(), reason="shared/reference is not there")
 def test_the_public_code_agrees() -> None:
-    tensors = load_file(REFERENCE)
+    tensors = load_file(REFERENCE / "stick-breaking.safetensors")
     query, key, value = (tensors[name].transpose(1, 2) for name in ("q", "k", "v"))
     output, weights = StickBreaking(True, "dropped").attend_and_show(query, key, value, None, True, 0.0)
     torch.testing.assert_close(weights, tensors["attention"], atol=1e-6, rtol=1e-5)

@@ -51,10 +51,10 @@ EACH_ITS_OWN = torch.eye(3).repeat(4, 1).view(2, 6, 3)
 
 VALUES: dict[str, tuple[float, float, float]] = {
     "token_entropy": (0.0, math.log(3), math.log(3)),
-    "token_entropy_as_printed": (math.log(3), 0.0, 0.0),
+    "token_entropy_as_printed": (math.log(3) * 2 / 3, 0.0, 0.0),
     "token_entropy_as_coded": (-math.log(3), 0.0, 0.0),
     "load_balance": (0.0, math.log(3), 0.0),
-    "load_balance_as_printed": (math.log(3), 0.0, math.log(3)),
+    "load_balance_as_printed": (math.log(3) * 2 / 3, 0.0, math.log(3) * 2 / 3),
     "load_balance_as_coded": (math.log(3), 0.0, math.log(3)),
     "switch": (1.0, 3.0, 1.0),
     "new_rows": (0.0, 0.0, 0.0),
@@ -206,7 +206,16 @@ def test_as_coded_terms_are_those_of_the_sample() -> None:
     mean = (0.75, 0.125, 0.125)
     entropy = -sum(p * math.log(p) for p in mean)
     assert routing_losses["load_balance_as_coded"](record, real).item() == pytest.approx(entropy)
-    assert routing_losses["load_balance_as_printed"](record, real).item() == pytest.approx(math.log(3))
+
+
+@pytest.mark.parametrize("name", ["token_entropy_as_printed", "load_balance_as_printed"])
+def test_the_printed_sums_are_over_the_paths(name: str) -> None:
+    """Eqs 8 and 9 sum i = 1 to k, where a Gumbel join's router has k + 1 choices; of other routers all are summed."""
+    record, real = routing(torch.tensor([[[0.5, 0.1, 0.4]]])), torch.ones(1, 1)
+    of_paths = -(0.5 * math.log(0.5) + 0.1 * math.log(0.1))
+    assert routing_losses[name](record, real).item() == pytest.approx(of_paths)
+    of_experts = replace(record, choices=("a", "b", "c"))
+    assert routing_losses[name](of_experts, real).item() == pytest.approx(of_paths - 0.4 * math.log(0.4))
 
 
 @pytest.mark.parametrize("name", sorted(VALUES.keys() - {"new_rows"}))  # it reads the router's rows alone
@@ -314,7 +323,7 @@ def test_the_loss_of_a_model_is_the_weighted_sum_over_routers() -> None:
     second = routing(EVEN, losses={"load_balance_as_printed": 2.0})
     without_losses = routing(EACH_ITS_OWN)
     total = routing_loss((first, second, without_losses), torch.ones(2, 6))
-    assert total.item() == pytest.approx((0.5 + 0.25 + 2.0) * math.log(3))
+    assert total.item() == pytest.approx((0.5 + 0.25 + 2.0 * 2 / 3) * math.log(3))
     assert routing_loss((), torch.ones(2, 6)) == 0.0
 
 

@@ -12,7 +12,7 @@ from ..config.strict import PartOf
 from ..errors import BraidError
 from ..norms import norms
 from ..routing.losses import check_losses
-from ..routing.routing import Routing, Routings
+from ..routing.routing import COMBINED, Routing, Routings
 from ..routing.stacked import without_residual
 from ..span import Span
 
@@ -163,10 +163,6 @@ class Add(SameWidthJoin):
         # A path of the stream's width returns stream + change; a projected or normalised output is a change alone.
         streams = 0 if self.norms is not None else sum(name not in self.leave for name in active)
         return self.to_width_out(sum(active.values(), start=(1 - streams) * stream)), ()
-
-
-COMBINED = "combined"
-"""The name of the choice of a linear combination of all paths."""
 
 
 class GumbelJoin(SameWidthJoin):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..config.registry import Registry
 from ..errors import BraidError, did_you_mean
-from .routing import Routing, Routings
+from .routing import COMBINED, Routing, Routings
 
 routing_losses = Registry("routing loss", third_party=True)
 
@@ -32,8 +32,9 @@ def token_entropy(routing: Routing, real_BT: Tensor) -> Tensor:
 
 @routing_losses.register("token_entropy_as_printed")
 def token_entropy_as_printed(routing: Routing, real_BT: Tensor) -> Tensor:
-    """PaPaformer's Eq. 8: makes each token's probabilities sharp, the opposite of what the paper's text says."""
-    return masked_mean(_entropy(routing.probabilities_BTN), real_BT)
+    """PaPaformer's Eq. 8: makes each token's probabilities sharp, the opposite of what the paper's text says. It sums
+    over the paths, without their combination."""
+    return masked_mean(_entropy(_paths_alone(routing)), real_BT)
 
 
 @routing_losses.register("token_entropy_as_coded")
@@ -50,8 +51,9 @@ def load_balance(routing: Routing, real_BT: Tensor) -> Tensor:
 
 @routing_losses.register("load_balance_as_printed")
 def load_balance_as_printed(routing: Routing, real_BT: Tensor) -> Tensor:
-    """PaPaformer's Eq. 9: lowest when one choice has all tokens, so that it rewards collapse."""
-    return _entropy(masked_mean(routing.probabilities_BTN, real_BT))
+    """PaPaformer's Eq. 9: lowest when one choice has all tokens, so that it rewards collapse. It sums over the paths,
+    without their combination."""
+    return _entropy(masked_mean(_paths_alone(routing), real_BT))
 
 
 @routing_losses.register("load_balance_as_coded")
@@ -173,6 +175,11 @@ def load(routing: Routing, real_BT: Tensor) -> Tensor:
     selected = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
     share = masked_mean(selected, real_BT)
     return share / share.sum().clamp_min(1e-9)
+
+
+def _paths_alone(routing: Routing) -> Tensor:
+    """The probabilities of a join's k paths, where the router has k + 1 choices; of other routers, all."""
+    return routing.probabilities_BTN[..., : len(routing.choices) - (COMBINED in routing.choices)]
 
 
 def _entropy(probabilities: Tensor) -> Tensor:

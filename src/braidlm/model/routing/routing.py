@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+COMBINED = "combined"
+"""The name of a join's last choice, the linear combination of all its paths."""
+
 
 @dataclass
 class Routing:
