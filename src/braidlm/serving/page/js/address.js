@@ -15,6 +15,7 @@ const DEFAULTS = {
   top_k: 0,
   seed: "",
   both: false,
+  measured: "left",
   max_tokens: 80,
   shade: false,
   layer: 0,

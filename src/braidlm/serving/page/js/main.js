@@ -10,14 +10,14 @@ import { Runs } from "./views/runs.js";
 import { SwitchOff, TwoModels } from "./views/beside.js";
 import { Write } from "./views/write.js";
 
-/** The views: key, name, component, and whether they are about a model. */
+/** The views: key, name, what one sees, component, and whether they are about a model. */
 const VIEWS = [
-  ["write", "Write", Write, true],
-  ["routes", "Who goes where", Routes, true],
-  ["switch", "Switch a part off", SwitchOff, true],
-  ["two", "Two models", TwoModels, true],
-  ["runs", "Runs", Runs, false],
-  ["lineage", "Lineage", Lineage, true],
+  ["write", "Write", "Begin a text, and the model goes on with it. Any token can be looked into, and changed.", Write, true],
+  ["routes", "Who goes where", "The path, expert or member that serves each token of a text, layer by layer.", Routes, true],
+  ["switch", "Switch a part off", "One prompt, with all parts of the model and without some.", SwitchOff, true],
+  ["two", "Two models", "One prompt, two models beside each other.", TwoModels, true],
+  ["runs", "Runs and reports", "What lies in the served folders; runs go on being shown while they train.", Runs, false],
+  ["lineage", "Lineage", "The data, recipes, edits and models that a model came from.", Lineage, true],
 ];
 
 function Page() {
@@ -39,7 +39,7 @@ function Page() {
     load();
   }, []);
   const asked = VIEWS.find(([key]) => key === state.view) ?? VIEWS[0];
-  const [view, title, View, ofModel] = models && !models.length && asked[3] ? VIEWS.find(([key]) => key === "runs") : asked;
+  const [view, title, lead, View, ofModel] = models && !models.length && asked[4] ? VIEWS.find(([key]) => key === "runs") : asked;
   const model = models?.find((one) => one.name === state.model) ?? models?.[0];
   useEffect(() => {
     document.title = `${title} · Braid`;
@@ -54,7 +54,7 @@ function Page() {
     </header>
     <main id="content" tabindex="-1">
       <div class="title">
-        <h1>${title}</h1>
+        <div><h1>${title}</h1><p class="lead">${lead}</p></div>
         ${model && ofModel && html`<div class="about">
           ${view !== "two" && html`<${ModelChoice} label="Model" models=${models} value=${model.name}
             change=${(name) => update({ model: name, off: [], layer: 0, written: "", node: "" }, true)} />`}

@@ -3,7 +3,7 @@ import { html } from "../ui.js";
 import { Check } from "./fields.js";
 
 
-/** All parts of a model in groups: `[{kind, title, parts: [{key, name}]}]`. */
+/** All parts of a model in groups: `[{kind, title, of, parts: [{key, name}]}]`, `of` is the layer of experts. */
 export function partsOf(model) {
   const named = (kind, names) => (names ?? []).map((name) => ({ key: `${kind}:${name}`, name }));
   const groups = [
@@ -11,6 +11,7 @@ export function partsOf(model) {
     ...(model.modules ?? []).map(({ layer, label, names }) => ({
       kind: "module",
       title: `Experts of ${label ?? layer}`,
+      of: label ?? layer,
       parts: names.map((name) => ({ key: `module:${layer}:${name}`, name })),
     })),
     { kind: "gate", title: "Gates", parts: named("gate", model.gates) },
@@ -39,8 +40,10 @@ export function switchesOf(model, off) {
   return made;
 }
 
-export function namesOf(off) {
-  return off.map((key) => key.slice(key.indexOf(":") + 1).replace(/^(.*):/, "$1, ")).join("; ");
+/** Parts as a title says them: `maths`, `expert_2 of layer 3 feed`. */
+export function namesOf(model, off) {
+  const said = ({ kind, of }, { name }) => (kind === "module" ? `${name} of ${of}` : name);
+  return partsOf(model).flatMap((group) => group.parts.filter((part) => off.includes(part.key)).map((part) => said(group, part))).join(", ");
 }
 
 /** Checkboxes of all parts: what is ticked is active. The last active one of paths or members cannot be switched off. */

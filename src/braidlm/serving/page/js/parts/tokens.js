@@ -43,13 +43,16 @@ export function Tokens({ tokens, look, tip, say, pick, picked = null, label, bef
       onFocusIn=${point} onFocusOut=${() => show(null)}>
       ${before && html`<span class="before">${before}</span>`}${tokens.map((token, index) => {
         const { name = "", strength = 1, faint = false } = look?.(index) ?? {};
-        return html`<span key=${index} data-at=${index} role=${pick ? "button" : "note"} tabindex=${index === at ? 0 : -1}
+        const [, gap, rest] = /^( *)([^]*)$/.exec(visible(token.text));
+        return html`${rest && gap}<span key=${index} data-at=${index} role=${pick ? "button" : "note"} tabindex=${index === at ? 0 : -1}
           aria-label=${`${spoken(token.text)}${say ? `, ${say(index)}` : ""}`} aria-pressed=${pick ? String(index === picked) : undefined}
           class=${classes("token", name, { coloured: name, faint, picked: index === picked })} style=${{ "--strength": `${Math.round(100 * strength)}%` }}
           onClick=${() => {
             setFocus(index);
-            pick?.(index);
-          }}>${visible(token.text)}</span>`;
+            if (!pick) return;
+            show(null);
+            pick(index);
+          }}>${rest || gap}</span>`;
       })}${writing && html`<span class="caret" aria-hidden="true"></span>`}
     </div>
     ${described && html`<${Beside} box=${box} at=${shown}>${tip(shown)}</${Beside}>`}

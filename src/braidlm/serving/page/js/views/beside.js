@@ -2,7 +2,7 @@
 import { post } from "../api.js";
 import { update } from "../address.js";
 import { useAnswer, useWork } from "../asking.js";
-import { ModelChoice, Problem, TextBox } from "../parts/fields.js";
+import { Choice, ModelChoice, Problem, TextBox } from "../parts/fields.js";
 import { Settings, samplingOf } from "../parts/settings.js";
 import { Switches, namesOf, partsIn, partsOf, switchesOf } from "../parts/switches.js";
 import { Tokens } from "../parts/tokens.js";
@@ -16,7 +16,7 @@ import { Changes } from "./changes.js";
 export function SwitchOff({ model, state }) {
   const off = partsIn(model, state.off);
   const left = { title: "With all parts", model, switches: {} };
-  const right = { title: off.length ? `Without ${namesOf(off)}` : "Nothing is off yet", model, switches: switchesOf(model, off) };
+  const right = { title: off.length ? `Without ${namesOf(model, off)}` : "Nothing is off yet", model, switches: switchesOf(model, off) };
   const panel = html`<section class="panel" aria-label="Parts"><h2 class="small-title">Parts that are active</h2>
     <${Switches} label="Parts" model=${model} off=${off} change=${(now) => update({ off: now })} />
     ${off.length > 0 && html`<div class="buttons"><button type="button" onClick=${() => update({ off: [] })}>All on</button></div>`}</section>`;
@@ -28,7 +28,7 @@ export function TwoModels({ model, models, state }) {
   const other = models.find((one) => one.name === state.other) ?? models.find((one) => one.name !== model.name) ?? model;
   const [offLeft, offRight] = [partsIn(model, state.off), partsIn(other, state.off_other)];
   const choose = (which, name) => update({ [which]: name, [which === "model" ? "off" : "off_other"]: [] }, true);
-  const side = (one, off) => ({ title: off.length ? `${one.name} without ${namesOf(off)}` : one.name, model: one, switches: switchesOf(one, off) });
+  const side = (one, off) => ({ title: off.length ? `${one.name} without ${namesOf(one, off)}` : one.name, model: one, switches: switchesOf(one, off) });
   const panel = html`<section class="panel pair" aria-label="Models">
     ${[["model", "Left", model, offLeft, "off"], ["other", "Right", other, offRight, "off_other"]].map(
       ([which, label, one, off, key]) => html`<div key=${which}><${ModelChoice} label=${`${label} model`} models=${models} value=${one.name} change=${(name) => choose(which, name)} />
@@ -76,7 +76,8 @@ function Beside({ state, left, right, same, hint, children }) {
     setTexts({ left: null, right: null });
     update({ prompt, written: "", both: false });
   };
-  const measured = busy ? null : state.prompt + joined(texts.left ?? []);
+  const written = texts.left && texts.right;
+  const measured = busy ? null : state.prompt + (written ? joined(texts[state.measured] ?? []) : "");
   const { answer, error: unmeasured } = useAnswer(
     (signal) => post("/braid/changes", { model: left.model.name, text: measured, against: left.switches, switches: right.switches, ...(right.model === left.model ? {} : { other: right.model.name }) }, signal),
     [measured, setting, same ? null : 1],
@@ -100,10 +101,11 @@ function Beside({ state, left, right, same, hint, children }) {
         say=${(index) => percent(texts[name][index].probability)} tip=${(index) => html`<b>${quoted(texts[name][index].text)}</b> ${percent(texts[name][index].probability)}`} />`
         : html`<p class="soft">${name === "left" ? "Both sides write with the same seed, so what differs comes from the models alone." : same ? hint : ""}</p>`}</section>`,
   )}</div>
-  <p class="soft" role="status">${busy ? "Writing …" : texts.left && texts.right ? (parting === null ? "Both texts are the same." : `The texts part at token ${parting + 1}.`) : ""}</p>
-  ${texts.left && texts.right && !busy && html`<${Downloads} name=${`${left.title} and ${right.title}`} data=${() => ({ prompt: state.prompt, ...samplingOf(state), sides: ["left", "right"].map((name) => ({ title: sides[name].title, model: sides[name].model.name, switches: sides[name].switches, text: joined(texts[name]), tokens: texts[name] })) })} />`}
+  <p class="soft" role="status">${busy ? "Writing …" : written ? (parting === null ? "Both texts are the same." : `The texts part at token ${parting + 1}.`) : ""}</p>
+  ${written && !busy && html`<${Downloads} name=${`${left.title} and ${right.title}`} data=${() => ({ prompt: state.prompt, ...samplingOf(state), sides: ["left", "right"].map((name) => ({ title: sides[name].title, model: sides[name].model.name, switches: sides[name].switches, text: joined(texts[name]), tokens: texts[name] })) })} />`}
   <${Problem} error=${unmeasured} />
-  ${answer && !same && html`<${Changes} answer=${answer} left=${left} right=${right} />`}`;
+  ${answer && !same && html`<${Changes} answer=${answer} left=${left} right=${right}>${written && html`<${Choice} label="The text that is measured" value=${state.measured}
+    options=${[["left", "Left text"], ["right", "Right text"], ["prompt", "Prompt alone"]]} change=${(one) => update({ measured: one })} />`}</${Changes}>`}`;
 }
 
 function firstDifference(left, right) {

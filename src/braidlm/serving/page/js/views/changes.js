@@ -15,6 +15,8 @@ const TOP = 8;
 const bits = ({ before, after }) => (before > 0 && after > 0 ? Math.log2(after / before) : after === before ? 0 : after > before ? 99 : -99);
 const isKnown = (token) => token.before !== null && token.before !== undefined && token.after !== null && token.after !== undefined;
 
+const divergence = (token) => (token.divergence < 0.0005 ? "< 0.001" : token.divergence.toFixed(3));
+
 function lookOf(token) {
   if (!isKnown(token)) return {};
   const change = bits(token);
@@ -22,12 +24,13 @@ function lookOf(token) {
   return { name: change > 0 ? "better" : "worse", strength: Math.min(1, Math.abs(change) / STRONGEST) };
 }
 
-export function Changes({ answer, left, right }) {
+/** @param {any} props.children what chooses the text, before it */
+export function Changes({ answer, left, right, children }) {
   const [picked, pick] = useState(null);
   useEffect(() => pick(null), [answer]);
   const { tokens } = answer;
   const known = tokens.map((token, index) => ({ ...token, index })).filter(isKnown);
-  const most = [...known].sort((a, b) => Math.abs(bits(b)) - Math.abs(bits(a))).slice(0, ROWS);
+  const most = [...known].sort((a, b) => b.divergence - a.divergence).slice(0, ROWS);
   const picture = () =>
     textPicture(`${left.title} → ${right.title}`, [{ name: "more probable", kind: "c1" }, { name: "less probable", kind: "c2 dashed" }], [
       { label: "", tokens: tokens.map((token) => ({ text: token.text, kind: { better: "c1", worse: "c2 dashed" }[lookOf(token).name] ?? "", strength: lookOf(token).strength ?? 0 })) },
@@ -35,6 +38,7 @@ export function Changes({ answer, left, right }) {
   const table = () => [["position", "token", "text", "before", "after", "rank before", "rank after", "divergence"], ...tokens.map((t, i) => [i, t.id, t.text, t.before, t.after, t.rank_before, t.rank_after, t.divergence])];
   return html`<section class="changes" aria-label="What changes">
     <h2>What changes</h2>
+    ${children}
     <p class="verdict">${verdict(answer)}</p>
     <ul class="names"><li><span class="swatch better"></span>more probable on the right</li><li><span class="swatch worse"></span>less probable</li></ul>
     <${Tokens} label="The text, with what changes" tokens=${tokens} picked=${picked} look=${(index) => lookOf(tokens[index])} pick=${(index) => pick(index)}
@@ -45,30 +49,31 @@ export function Changes({ answer, left, right }) {
       <caption>The tokens that change most. Divergence is Jensen-Shannon's of the two next-token distributions, from 0 (the same) to 1.</caption>
       <thead><tr><th scope="col">token</th><th scope="col" class="number">left</th><th scope="col" class="number">right</th><th scope="col" class="number">rank</th><th scope="col" class="number">divergence</th></tr></thead>
       <tbody>${most.map((t) => html`<tr key=${t.index}><th scope="row"><button type="button" class="link" onClick=${() => pick(t.index)}>${quoted(t.text)}</button></th><td class="number">${percent(t.before)}</td>
-        <td class=${classes("number", lookOf(t).name)}>${percent(t.after)}</td><td class="number">${t.rank_before ?? "–"} → ${t.rank_after ?? "–"}</td><td class="number">${t.divergence?.toFixed(3) ?? "–"}</td></tr>`)}</tbody></table></div>`}
+        <td class=${classes("number", lookOf(t).name)}>${percent(t.after)}</td><td class="number">${t.rank_before ?? "–"} → ${t.rank_after ?? "–"}</td><td class="number">${divergence(t)}</td></tr>`)}</tbody></table></div>`}
     <${Downloads} name=${`${left.title} to ${right.title}`} picture=${picture} table=${table} data=${() => ({ left: left.title, right: right.title, ...answer })} />
   </section>`;
 }
 
 function verdict({ bits_before: before, bits_after: after }) {
   if (!Number.isFinite(before) || !Number.isFinite(after)) return "";
-  const change = after - before;
-  const said = `${before.toFixed(3)} bits per byte of this text on the left, ${after.toFixed(3)} on the right`;
-  if (Math.abs(change) < 0.0005) return `${said}: no difference.`;
-  return `${said}, where it is ${change > 0 ? "less" : "more"} probable.`;
+  const [left, right] = [before.toFixed(3), after.toFixed(3)];
+  if (left === right) return `Both sides find this text equally probable: ${left} bits per byte.`;
+  return `On the right this text is ${after > before ? "less" : "more"} probable: ${right} bits per byte, against ${left} on the left.`;
 }
 
 function Tip({ token }) {
   if (!isKnown(token)) return html`<b>${quoted(token.text)}</b> begins the text: nothing predicts it`;
-  return html`<p><b>${quoted(token.text)}</b> ${percent(token.before)} → ${percent(token.after)}</p><p class="soft">divergence ${token.divergence?.toFixed(3) ?? "–"}</p>`;
+  return html`<p><b>${quoted(token.text)}</b> ${percent(token.before)} → ${percent(token.after)}</p><p class="soft">divergence ${divergence(token)}</p>`;
 }
 
 /** The most probable tokens at one place on both sides. */
 function Nexts({ tokens, at, left, right }) {
-  const begin = tokens[0]?.text ?? "";
-  if (at === 0 || !begin) return null;
-  const ids = tokens.slice(1, at).map((token) => token.id);
-  return html`<div class="panel pair" role="group" aria-label="Most probable at this place">${[left, right].map((side, index) => html`<div key=${index}><h3 class="small-title">${side.title}</h3>
+  if (at === 0) return null;
+  // The tokens up to the first with a text are made anew from it: what a tokenizer puts before a text has none.
+  const first = tokens.findIndex((token, index) => token.text !== "" || index === at - 1);
+  const begin = tokens[first].text;
+  const ids = tokens.slice(first + 1, at).map((token) => token.id);
+  return html`<div class="panel pair" role="group" aria-label="Most probable at this place"><h3 class="wide">Where <q>${quoted(tokens[at].text)}</q> stands</h3>${[left, right].map((side, index) => html`<div key=${index}><h4 class="small-title">${side.title}</h4>
     <${Next} body=${{ model: side.model.name, prompt: begin, tokens: ids, top: TOP, switches: side.switches }} actual=${tokens[at].id} /></div>`)}</div>`;
 }
 

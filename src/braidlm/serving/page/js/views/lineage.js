@@ -10,8 +10,9 @@ import { figure, html, useEffect, useRef, useState } from "../ui.js";
 
 const HIGH = 58;
 const PAD = 8;
+const LETTER = 6.5; // of an edge's label
 /** The width of a node, the gap beside it, and how many letters fit: with room, and on a phone. */
-const [ROOMY, NARROW] = [{ wide: 186, gap: 22, letters: 21 }, { wide: 108, gap: 10, letters: 11 }];
+const [ROOMY, NARROW] = [{ wide: 196, gap: 22, letters: 21 }, { wide: 108, gap: 10, letters: 11 }];
 const KINDS = { model: "model", edit: "edit", recipe: "recipe", data: "data" };
 
 export function Lineage({ model, state }) {
@@ -30,19 +31,19 @@ export function Lineage({ model, state }) {
 /** Places of all nodes and edges; from left to right where there is room for it. */
 function placed(graph, across, { wide, gap }) {
   const made = new Graph({ multigraph: true });
-  made.setGraph({ rankdir: across ? "LR" : "TB", nodesep: gap, ranksep: across ? 64 : 48, marginx: PAD, marginy: PAD });
+  made.setGraph({ rankdir: across ? "LR" : "TB", nodesep: gap, ranksep: across ? 56 : 44, marginx: PAD, marginy: PAD });
   made.setDefaultEdgeLabel(() => ({}));
   graph.nodes.forEach((node) => made.setNode(node.id, { width: wide, height: HIGH }));
   const known = new Set(graph.nodes.map((node) => node.id));
   const edges = graph.edges.filter((edge) => known.has(edge.from) && known.has(edge.to));
-  edges.forEach((edge, index) => made.setEdge(edge.from, edge.to, {}, String(index)));
+  edges.forEach((edge, index) => made.setEdge(edge.from, edge.to, edge.label ? { width: LETTER * edge.label.length, height: 14, labelpos: "c" } : {}, String(index)));
   layout(made);
   const { width, height } = made.graph();
   return {
     width,
     height,
     nodes: graph.nodes.map((node) => ({ ...node, ...made.node(node.id) })),
-    edges: edges.map((edge, index) => ({ ...edge, points: made.edge(edge.from, edge.to, String(index)).points })),
+    edges: edges.map((edge, index) => ({ ...edge, ...made.edge(edge.from, edge.to, String(index)) })),
   };
 }
 
@@ -64,10 +65,7 @@ function Picture({ model, graph, chosen }) {
   return html`<figure class="lineage" ref=${box}>
     <div class="scroll" tabindex="0" role="region" aria-label="Picture of the lineage"><svg role="group" aria-label=${`Lineage of ${model.name}`} width=${shrunk * drawing.width} height=${shrunk * drawing.height} viewBox=${`0 0 ${drawing.width} ${drawing.height}`}>
       <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" class="head-of-arrow" /></marker></defs>
-      ${drawing.edges.map((edge, index) => {
-        const middle = edge.points[Math.floor(edge.points.length / 2)];
-        return html`<g key=${index} class="edge"><path d=${curve(edge.points)} marker-end="url(#arrow)" />${edge.label && html`<text x=${middle.x} y=${middle.y - 6} text-anchor="middle">${short(edge.label)}</text>`}</g>`;
-      })}
+      ${drawing.edges.map((edge, index) => html`<g key=${index} class="edge"><path d=${curve(edge.points)} marker-end="url(#arrow)" />${edge.label && html`<text x=${edge.x} y=${edge.y + 4} text-anchor="middle">${edge.label}</text>`}</g>`)}
       ${drawing.nodes.map((node) => html`<g key=${node.id} class=${`node ${KINDS[node.kind] ?? "model"} ${node.id === chosen?.id ? "chosen" : ""}`} role="button" tabindex="0" aria-pressed=${String(node.id === chosen?.id)}
         transform=${`translate(${node.x - size.wide / 2} ${node.y - HIGH / 2})`} onClick=${() => choose(node)} onKeyDown=${(event) => {
           if (event.key !== "Enter" && event.key !== " ") return;

@@ -14,8 +14,8 @@ const POINTS = 800;
 const CHARTS = [
   ["Loss", ["loss"], true],
   ["Bits per byte of validation text", ["bits_per_byte"], true],
-  ["Entropy of the routers", ["entropy"], true],
-  ["Lowest share of a choice", ["lowest"], true],
+  ["Entropy of routers (1: all choices alike)", ["entropy"], true],
+  ["Rarest choice (1: taken as others are, 0: never)", ["lowest"], true],
   ["Routing losses", ["routing_loss"], false],
   ["Perplexity of validation text", ["perplexity"], false],
   ["Learning rate", ["learning_rate"], false],
@@ -43,6 +43,13 @@ export function Runs({ state }) {
     )}</ul></section>`}`;
 }
 
+/** How long ago something was, in words. @param {number} seconds since 1970 */
+function ago(seconds) {
+  const past = Math.max(0, Date.now() / 1000 - seconds);
+  const [unit, size] = [["day", 86400], ["hour", 3600], ["minute", 60]].find(([, size]) => past >= size) ?? [];
+  return !unit ? "just now" : new Intl.RelativeTimeFormat("en").format(-Math.floor(past / size), unit);
+}
+
 /** An address on this server, whatever a report's says. */
 function local(url) {
   return typeof url === "string" && /^\/(?![/\\])/.test(url) ? url : "#";
@@ -50,9 +57,10 @@ function local(url) {
 
 function RunTable({ runs, chosen }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Table of runs"><table class="runs">
-    <thead><tr><th scope="col">run</th><th scope="col">state</th><th scope="col" class="number">step</th><th scope="col" class="number">loss</th><th scope="col" class="number">bits per byte</th></tr></thead>
+    <caption>${chosen ? "The curves of the marked run are below." : "Choose a run for its curves and samples."} Bits per byte are of validation text: lower is better.</caption>
+    <thead><tr><th scope="col">run</th><th scope="col">state</th><th scope="col" class="number">step</th><th scope="col" class="number">loss</th><th scope="col" class="number">bits per byte</th><th scope="col" class="number late">recorded</th></tr></thead>
     <tbody>${runs.map((run) => html`<tr key=${run.id} class=${run === chosen ? "chosen" : ""}><th scope="row"><a href=${addressOf({ view: "runs", run: run.id })} aria-current=${run === chosen ? "true" : undefined}>${run.name}</a></th>
-      <td><span class=${`state ${/^[a-z]+$/.test(run.state) ? run.state : ""}`}>${run.state}</span></td><td class="number">${figure(run.step)}</td><td class="number">${figure(run.loss)}</td><td class="number">${figure(run.bits_per_byte)}</td></tr>`)}</tbody></table></div>`;
+      <td><span class=${`state ${/^[a-z]+$/.test(run.state) ? run.state : ""}`}>${run.state}</span></td><td class="number">${figure(run.step)}</td><td class="number">${figure(run.loss)}</td><td class="number">${figure(run.bits_per_byte)}</td><td class="number late">${ago(run.changed)}</td></tr>`)}</tbody></table></div>`;
 }
 
 /** All records of a run, and those that come while it trains. */

@@ -98,7 +98,7 @@ function Text({ model, state }) {
           pick(index);
           panel.current?.scrollIntoView({ block: "nearest", behavior: "smooth" });
         }} />`}
-      <p class="soft" role="status">${busy ? "Writing …" : ended && tokens.length ? `${tokens.length} tokens. ${ENDS[ended] ?? ""}` : ""}</p>
+      <p class="soft" role="status">${busy ? "Writing …" : tokens.length ? `${ended ? `${tokens.length} tokens. ${ENDS[ended] ?? ""} ` : ""}Click a token for what else could stand there.` : ""}</p>
       ${tokens.length > 0 && !busy && html`<p class="soft after"><a href=${addressOf({ view: "routes", prompt: all, written: "" })}>Who goes where in this text</a></p>
         <${Downloads} name=${`${model.name} text`} data=${() => ({ model: model.name, prompt: state.prompt, text: joined(tokens), ...samplingOf(state), tokens })}
           table=${() => [["token", "text", "probability"], ...tokens.map((token) => [token.id, token.text, token.probability])]} />`}
