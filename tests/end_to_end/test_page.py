@@ -2,6 +2,8 @@
 
 import csv
 import io
+import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -139,6 +141,24 @@ def test_writing_stops(view: View) -> None:
     expect(button(page, "Continue")).to_be_visible()
 
 
+def test_a_character_of_several_tokens(view: View) -> None:
+    """What completes no character has no text yet, and every token keeps its own probability."""
+
+    def event(ids: list[int], text: str, offsets: list[int], shares: list[float]) -> str:
+        logprobs = {"text_offset": offsets, "token_logprobs": [math.log(share) for share in shares]}
+        return f"data: {json.dumps({'choices': [{'text': text, 'token_ids': ids, 'logprobs': logprobs}]})}\n\n"
+
+    page = view.open(model="paths", prompt=PROMPT)
+    sent = [event([5], "", [], []), event([6, 7], "\U0001f600a", [0, 0, 1], [0.5, 0.25, 0.125]), "data: [DONE]\n\n"]
+    page.route("**/v1/completions", lambda route: route.fulfill(body="".join(sent), content_type="text/event-stream"))
+    button(page, "Continue").click()
+    expect(button(page, "Go on")).to_be_visible()
+    assert page.locator(".token").all_inner_texts() == ["◦", "\U0001f600", "a"]
+    lines = csv.reader(io.StringIO(downloaded(page, "CSV").decode()))
+    assert [(token, float(share)) for token, _, share in list(lines)[1:]] == [
+        ("5", pytest.approx(0.5)), ("6", pytest.approx(0.25)), ("7", pytest.approx(0.125))]  # fmt: skip
+
+
 def test_a_chat(view: View) -> None:
     page = view.open(model="paths", max_tokens=8, seed=1)
     page.get_by_text("Chat", exact=True).click()
@@ -221,6 +241,13 @@ def test_two_models(view: View) -> None:
     button(page, "Write both").click()
     expect(page.get_by_role("heading", name="What changes")).to_be_visible()
     expect(page.locator(".texts .token")).to_have_count(16)
+    measured = page.get_by_role("group", name="The text, with what changes")
+    left = measured.inner_text()
+    page.get_by_text("Right text", exact=True).click()
+    expect(measured).not_to_have_text(left)
+    page.get_by_text("Prompt alone", exact=True).click()
+    expect(measured).to_have_text(PROMPT)
+    assert view.state["measured"] == ["prompt"]
     assert view.state["other"] == ["experts"]
     page.get_by_label("Right model").select_option("paths")
     expect(page.get_by_role("heading", name="What changes")).to_have_count(0)

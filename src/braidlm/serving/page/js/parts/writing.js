@@ -7,33 +7,32 @@ export async function tokensOf(model, text, signal) {
 }
 
 /**
- * Continue token ids, and give each new token as soon as it is there.
+ * Continue token ids, and show all new tokens whenever there are more.
  * @param {{model: string, ids: number[], max_tokens: number, sampling: object, switches: object}} what
- * @param {(tokens: {id: number, text: string, probability: number}[]) => void} add
+ * @param {(tokens: {id: number, text: string, probability: number}[]) => void} show
  * @returns {Promise<string | null>} why it ended: "stop" or "length"
  */
-export async function continueText({ model, ids, max_tokens, sampling, switches }, add, signal) {
+export async function continueText({ model, ids, max_tokens, sampling, switches }, show, signal) {
   const body = { model, prompt: ids, max_tokens, ...sampling, logprobs: 0, return_token_ids: true, braid: switches };
+  const [made, logprobs, offsets, letters] = [[], [], [], []];
   let ended = null;
   for await (const event of stream("/v1/completions", body, signal)) {
     for (const choice of event.choices ?? []) {
       ended = choice.finish_reason ?? ended;
-      const tokens = newTokens(choice);
-      if (tokens.length) add(tokens);
+      made.push(...(choice.token_ids ?? []));
+      letters.push(...choice.text);
+      offsets.push(...(choice.logprobs?.text_offset ?? []));
+      logprobs.push(...(choice.logprobs?.token_logprobs ?? []));
+      show(tokensBetween(made, letters, offsets, logprobs));
     }
   }
   return ended;
 }
 
-/** The tokens of one event; each one's text is what stands between its offset and the next one's. */
-function newTokens({ token_ids: ids = [], text = "", logprobs }) {
-  const offsets = logprobs?.text_offset ?? [];
-  const begin = offsets[0] ?? 0;
-  return ids.map((id, index) => {
-    const from = (offsets[index] ?? begin) - begin;
-    const to = index + 1 < ids.length && index + 1 < offsets.length ? offsets[index + 1] - begin : text.length;
-    return { id, text: text.slice(from, to), probability: Math.exp(logprobs?.token_logprobs?.[index] ?? NaN) };
-  });
+/** Tokens with the text between their offsets. Offsets count characters, and come once the character of a token is complete. */
+function tokensBetween(ids, letters, offsets, logprobs) {
+  const textOf = (index) => letters.slice(offsets[index] - offsets[0], offsets[index + 1] === undefined ? undefined : offsets[index + 1] - offsets[0]).join("");
+  return ids.map((id, index) => (index < offsets.length ? { id, text: textOf(index), probability: Math.exp(logprobs[index]) } : { id, text: "", probability: NaN }));
 }
 
 export const joined = (tokens) => tokens.map((token) => token.text).join("");

@@ -52,14 +52,10 @@ function Beside({ state, left, right, same, hint, children }) {
       update({ both: true, seed: String(seed) });
       const one = async (name) => {
         const { model, switches } = sides[name];
-        let made = [];
-        setTexts((old) => ({ ...old, [name]: made }));
+        const show = (made) => setTexts((old) => ({ ...old, [name]: made }));
+        show([]);
         const ids = (await tokensOf(model.name, state.prompt, signal)).map((token) => token.id);
-        const add = (more) => {
-          made = [...made, ...more];
-          setTexts((old) => ({ ...old, [name]: made }));
-        };
-        await continueText({ model: model.name, ids, max_tokens: Math.min(state.max_tokens, limit), sampling: samplingOf({ ...state, seed: String(seed) }), switches }, add, signal);
+        await continueText({ model: model.name, ids, max_tokens: Math.min(state.max_tokens, limit), sampling: samplingOf({ ...state, seed: String(seed) }), switches }, show, signal);
       };
       await Promise.all(which.map(one));
     });

@@ -51,14 +51,14 @@ function Text({ model, state }) {
       let all = kept;
       const before = kept.length && prompt ? prompt : await tokensOf(model.name, state.prompt, signal);
       setPrompt(before);
-      const add = (more) => {
-        all = [...all, ...more];
+      const show = (more) => {
+        all = [...kept, ...more];
         setTokens(all);
       };
       const ids = [...before, ...kept].map((token) => token.id);
       try {
         const max_tokens = Math.min(state.max_tokens, limit);
-        setEnded(await continueText({ model: model.name, ids, max_tokens, sampling: samplingOf(state), switches: {} }, add, signal));
+        setEnded(await continueText({ model: model.name, ids, max_tokens, sampling: samplingOf(state), switches: {} }, show, signal));
       } finally {
         update({ written: joined(all) });
       }
