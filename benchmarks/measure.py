@@ -102,8 +102,9 @@ def record(name: str, device: torch.device, rows: list[dict[str, Any]], out: Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts, indent=2) + "\n")
     print(f"\n{name} on {facts['hardware']}, torch {facts['torch']}, {facts['date']}")
-    columns = list(rows[0])
+    columns = list(dict.fromkeys(column for row in rows for column in row))
     print("| " + " | ".join(columns) + " |\n|" + " --- |" * len(columns))
     for row in rows:
-        print("| " + " | ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
+        values = (row.get(column, "") for column in columns)
+        print("| " + " | ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values) + " |")
     return path

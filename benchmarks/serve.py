@@ -3,17 +3,23 @@
 python benchmarks/serve.py [--device cuda] [--size 28m] [--streams 64] [--tokens 256]
 
 All run in one process after another, with random weights of one shape (bf16 on a GPU), greedily; the clients of the
-HTTP server are a process of their own.
+HTTP server are a process of their own. Times are the best of several rounds after one that warms up.
+
+`generate_batch` gets a manager for each number of texts, which stays between rounds (one that was made for a single
+text would decode 64 one by one), a cache and batches of the size that these texts need, no shared prefixes to look for,
+and attention as it chooses (flash attention where that is installed, or else SDPA over pages with masks). It is timed
+as its own settings decide, and with CUDA graphs and double buffering, which it leaves out where attention has masks.
 """
 
 import argparse
 import asyncio
 import json
 import random
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +27,7 @@ import torch
 from measure import record
 from shapes import VOCABULARY, braid_model, peer_model
 from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from braidlm.core.decoding.decoder import Sampling
 from braidlm.core.models.folders import save_model
@@ -29,7 +36,10 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from braidlm.opening.open import open_model
 from braidlm.serving.engine import Engine, Request
 
-CONTEXT, PROMPT, PORT = 1024, 16, 8765
+CONTEXT, PROMPT = 1024, 16
+PAGE = 256
+"""Tokens of a page of the peer's cache."""
+CLIENTS = str(Path(__file__).with_name("serve_clients.py"))
 
 
 def main() -> None:
@@ -42,12 +52,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--skip", nargs="*", default=[], choices=["engine", "http", "peer"])
-    parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if args.client is not None:
-        print(json.dumps(asyncio.run(clients(args.client, args.tokens, args.temperature))))
-        return
     device = torch.device(args.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with tempfile.TemporaryDirectory() as root:
@@ -106,20 +112,21 @@ def by_engine(folder: Path, args: Any, device: torch.device, dtype: torch.dtype)
 
 
 def by_http(folder: Path, args: Any, device: torch.device, dtype: torch.dtype) -> Sequence[dict[str, Any]]:
-    """`braid serve`'s app on uvicorn; the clients stream."""
-    import uvicorn
-
+    """The app and the server of `braid serve`; the clients stream."""
     from braidlm.serving.api.app import create_app
     from braidlm.serving.models import ServedModels
+    from braidlm.serving.serve import make_server
 
     async def serve() -> list[dict[str, Any]]:
         models = ServedModels([folder], device=str(device), rows=max(args.streams))
         app = create_app(models, hosts=("127.0.0.1", "localhost"))
-        server = uvicorn.Server(uvicorn.Config(app, port=PORT, log_level="warning", access_log=False))
-        serving = asyncio.create_task(server.serve())
+        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        server = make_server(app, drain=10)
+        serving = asyncio.create_task(server.serve([listener]))
         rows = []
         for count in args.streams:
-            results = [await _clients(count, args) for _ in range(args.rounds + 1)][1:]
+            port = listener.getsockname()[1]
+            results = [await _clients(count, port, args) for _ in range(args.rounds + 1)][1:]
             best = min(results, key=lambda result: float(result["seconds"]))
             rows.append(measured(count, best.pop("tokens"), best.pop("seconds"), **best))
         server.should_exit = True
@@ -129,94 +136,54 @@ def by_http(folder: Path, args: Any, device: torch.device, dtype: torch.dtype) -
     return asyncio.run(serve())
 
 
-async def _clients(count: int, args: Any) -> dict[str, Any]:
+async def _clients(count: int, port: int, args: Any) -> dict[str, Any]:
     """Run the clients in a process of their own."""
-    options = ["--client", count, "--tokens", args.tokens, "--temperature", args.temperature]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, *map(str, options), stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    return json.loads(output)  # type: ignore[no-any-return]
+    body = {"model": "model", "max_tokens": args.tokens, "temperature": args.temperature, "ignore_eos": True}
+    given = json.dumps({"port": port, "prompts": prompts(count), "body": body})
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, CLIENTS, stdin=pipe, stdout=pipe, stderr=pipe)
+    begun = time.thread_time()
+    output, errors = await process.communicate(given.encode())
+    if process.returncode or not output:
+        sys.exit(f"the clients ended with {process.returncode}:\n{errors.decode()}")
+    result: dict[str, Any] = json.loads(output)
+    return result | {"loop_us_per_token": (time.thread_time() - begun) / result["tokens"] * 1e6}
 
 
-async def clients(count: int, tokens: int, temperature: float) -> dict[str, Any]:
-    """So many clients at once: how many tokens they got and how long it took."""
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", PORT)
-            break
-        except OSError:
-            await asyncio.sleep(0.1)
-    writer.close()
-    begun = time.perf_counter()
-    results = await asyncio.gather(*(client(prompt, tokens, temperature) for prompt in prompts(count)))
-    seconds = time.perf_counter() - begun
-    first = sorted(first - begun for _, _, first in results)
-    return {
-        "tokens": sum(tokens for tokens, _, _ in results),
-        "seconds": seconds,
-        "events": sum(events for _, events, _ in results),
-        "first_token_median": first[len(first) // 2],
-    }
-
-
-async def client(prompt: tuple[int, ...], tokens: int, temperature: float) -> tuple[int, int, float]:
-    """One stream: its tokens, events, and when the first came."""
-    body = json.dumps(
-        {
-            "model": "model",
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": temperature,
-            "stream": True,
-            "ignore_eos": True,
-            "stream_options": {"include_usage": True},
-        }
-    ).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{PORT}\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-    events, first, last = 0, 0.0, b""
-    async for event in lines(reader):
-        first = first or time.perf_counter()
-        events += 1
-        if b'"completion_tokens"' in event:
-            last = event
-    writer.close()
-    return json.loads(last)["usage"]["completion_tokens"], events, first
-
-
-async def lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The data of server-sent events."""
-    async for line in reader:
-        if line.startswith(b"data: {"):
-            yield line[6:]
-
-
-def by_peer(folder: Path, args: Any, device: torch.device, dtype: torch.dtype) -> Sequence[dict[str, Any]]:
-    """transformers' `generate_batch`, with one manager that stays warm."""
+def by_peer(folder: Path, args: Any, device: torch.device, dtype: torch.dtype) -> Iterable[dict[str, Any]]:
+    """transformers' `generate_batch`, as its own settings choose and with CUDA graphs."""
     model: Any = peer_model(args.family, args.size, CONTEXT).to(device, dtype).eval()
-    config = GenerationConfig(
+    how = GenerationConfig(
         max_new_tokens=args.tokens,
-        min_new_tokens=args.tokens,
         do_sample=args.temperature > 0,
         temperature=args.temperature or 1.0,
         eos_token_id=-1,
         pad_token_id=0,
-        use_cuda_graph=device.type == "cuda",
     )
-    rows = []
     for count in args.streams:
-        best = (float("inf"), 0)
-        for index in range(args.rounds + 1):
-            begun = time.perf_counter()
-            inputs = [list(prompt) for prompt in prompts(count)]
-            results = model.generate_batch(inputs=inputs, generation_config=config, persistent_manager=True)
-            seconds = time.perf_counter() - begun
-            tokens = sum(len(result.generated_tokens) for result in results.values())
-            best = min(best, (seconds, tokens)) if index else best
-        rows.append(measured(count, best[1], best[0]))
-    return rows
+        pages = count * (1 + (PROMPT + args.tokens) // PAGE)
+        sizes: dict[str, Any] = {"page_size": PAGE, "num_blocks": pages, "max_batch_tokens": max(512, count * PROMPT)}
+        kinds: dict[str, dict[str, Any]] = {"its own": {}}
+        if device.type == "cuda":
+            kinds["graphs"] = {"use_cuda_graph": True, "use_async_batching": True}
+        for kind, options in kinds.items():
+            batching = ContinuousBatchingConfig(allow_block_sharing=False, **sizes, **options)
+            best = min(_peer_seconds(model, count, how, batching) for _ in range(args.rounds + 1))
+            model.destroy_cached_continuous_batching_manager()  # it is made for so many texts
+            yield measured(count, count * args.tokens, best, settings=kind, attention=model.config._attn_implementation)
+
+
+def _peer_seconds(model: Any, count: int, how: GenerationConfig, batching: ContinuousBatchingConfig) -> float:
+    """One batch; the first makes the manager, which later ones find warm."""
+    inputs = [list(prompt) for prompt in prompts(count)]
+    begun = time.perf_counter()
+    results = model.generate_batch(
+        inputs=inputs, generation_config=how, continuous_batching_config=batching, persistent_manager=True
+    )
+    seconds = time.perf_counter() - begun
+    counts = [len(result.generated_tokens) for result in results.values()]
+    assert counts == [how.max_new_tokens] * count, counts
+    return seconds
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary, proxy
 from braidlm.core.decoding.decoder import Sampling
 from braidlm.serving.switches import Switches
 
-SECONDS_PER_EVENT = 100e-6
-"""About what an event loop needs to send one event. It is woken no sooner than it can have sent those before, so that
-under load an event carries several tokens."""
+PAUSE = 3.0
+"""For how many times as long as it has sent an event loop then leaves the interpreter to the engine. So sending takes a
+quarter of a core at most, and under load an event carries several tokens."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,16 @@ class Mailbox:
                 self.loop.call_soon_threadsafe(self._wake_readers)
 
     def _wake_readers(self) -> None:
-        now = time.monotonic()
-        if now < self._not_before:
-            self.loop.call_later(self._not_before - now, self._wake_readers)
+        if (early := self._not_before - time.monotonic()) > 0:
+            self.loop.call_later(early, self._wake_readers)
             return
-        self._called = False
-        count = len(self.ready)
-        self._not_before = now + count * SECONDS_PER_EVENT
-        for _ in range(count):
+        begun = time.thread_time()
+        for _ in range(len(self.ready)):
             self.ready.popleft().wake()
+        self.loop.call_soon(self._pause, begun)
+
+    def _pause(self, begun: float) -> None:
+        """Called once the readers that were woken have sent what they had."""
+        self._not_before = time.monotonic() + PAUSE * (time.thread_time() - begun)
+        self._called = False
+        self.post()

@@ -22,6 +22,7 @@ from braidlm.serving.engine import Completion, Engine, Request
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 REASONS = {"end": "stop", "max_tokens": "length", "limit": "length"}
 
 
@@ -178,7 +179,7 @@ class Generation:
 
 def sse(data: Any) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _to_json(data).encode() + b"\n\n"
 
 
 async def all_of(*work: Coroutine[Any, Any, T]) -> list[T]:

@@ -1,6 +1,7 @@
 """What a server counts, as Prometheus reads it; every app has a registry of its own."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -31,6 +32,7 @@ class Metrics:
             "braid_time_per_token_seconds", "Between the tokens of a text, on average of those sent together",
             ("model",), buckets=PER_TOKEN, registry=self.registry,
         )  # fmt: skip
+        self._of_models: dict[str, tuple[Any, ...]] = {}
 
     def count_request(self, route: str, status: int) -> None:
         """A request that has ended."""
@@ -42,11 +44,13 @@ class Metrics:
 
     def count_tokens(self, model: str, tokens: int, seconds: float, first: float | None) -> None:
         """New tokens, `seconds` after the ones before; `first` is how long the first of a text took."""
-        self._written.labels(model).inc(tokens)
+        if (known := self._of_models.get(model)) is None:  # looking labels up costs more than counting
+            known = self._of_models[model] = tuple(m.labels(model) for m in (self._written, self._first, self._each))
+        known[0].inc(tokens)
         if first is not None:
-            self._first.labels(model).observe(first)
+            known[1].observe(first)
         else:
-            self._each.labels(model).observe(seconds / tokens)
+            known[2].observe(seconds / tokens)
 
     def text(self) -> bytes:
         """The metrics as Prometheus reads them."""
