@@ -19,6 +19,7 @@ EPILOG = """examples:
   braid prepare train=corpus/train dev=corpus/dev --separator 'childes*=lines' --out data/corpus
   braid prepare maths.jsonl --field question --field answer --out data/maths --tokenizer data/stories
   braid prepare maths.jsonl --field question --answer solution --out data/answers
+  braid prepare 's3://texts/web/*.jsonl.zst' --out s3://packed/web
   braid prepare hub:roneneldan/TinyStories --limit-words 10000000 --out data/tiny
 """
 DERIVED = ("answer", "section_bytes", "encoding", "errors", "split", "subset", "documents", "first", "seed")
@@ -35,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="file, folder, glob, hub:NAME[@REVISION][:SPLIT], stories, maths, arithmetic, python; NAME=SOURCE makes "
-        "several data sets",
+        help="file, folder, glob, address (s3://...), hub:NAME[@REVISION][:SPLIT], stories, maths, arithmetic, python; "
+        "NAME=SOURCE makes several data sets",
     )
-    add("--out", required=True, metavar="DIR", help="the folder to write")
+    add("--out", required=True, metavar="DIR", help="the folder to write, or an address (s3://...) for shards")
     add("--name", help="the data set's name (the folder's, unless given)")
     add("--replace", action="store_true", help="replace an existing data set")
     add("--workers", type=number(Workers), metavar="N", help="processes (all cores, unless given)")
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _facts(data: "PackedData") -> dict[str, Any]:
-    return {"folder": data.folder, **asdict(data.manifest)}
+    return {"folder": data.address, **asdict(data.manifest)}
 
 
 def _show(data: "PackedData") -> None:
@@ -110,7 +111,7 @@ def _show(data: "PackedData") -> None:
         ("bytes", f"{facts.bytes:,}"),
         ("bytes per token", f"{facts.bytes / facts.tokens:.2f}"),
         ("tokenizer", f"{facts.vocab_size:,} tokens, {facts.tokenizer[:12]}"),
-        ("folder", str(data.folder)),
+        ("folder", data.address),
     ]
     if facts.targets is not None:
         rows.insert(4, ("answers", f"{facts.targets.tokens:,} of the tokens, {facts.targets.bytes:,} bytes"))

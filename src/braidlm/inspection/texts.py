@@ -8,8 +8,10 @@ from torch import Tensor
 
 from braidlm.core.decoding.generation import Prompt, encode_prompts
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.data.loading.sharded_streams import stream_of
 from braidlm.data.loading.streams import Subset
-from braidlm.data.packing.packed_data import PackedData, is_packed
+from braidlm.data.packing.packed_data import is_packed
+from braidlm.data.packing.sharded import open_packed
 from braidlm.data.sources.plan import ReadOptions, plan_shards
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
@@ -61,7 +63,7 @@ class DataSource:
     def check(self) -> None:
         """Raise an error for what cannot be read."""
         if is_packed(self.path):
-            PackedData(self.path)
+            open_packed(self.path)
         elif self.held_out is not None:
             todo = "Pack it with `braid prepare`, or leave out --held-out."
             raise BraidError("only packed data has a held-out part", self.where, todo)
@@ -94,7 +96,7 @@ class DataSource:
                 )
                 raise BraidError(error.what, error.where, todo) from error
             return
-        data = PackedData(self.path)
+        data = open_packed(self.path)
         facts = data.manifest
         if facts.tokenizer != tokenizer.fingerprint:
             differing = differences(tokenizer, load_tokenizer(data.tokenizer_folder))
@@ -102,7 +104,7 @@ class DataSource:
             todo = "Give the text itself, or pack it again with `braid prepare SOURCE --tokenizer MODEL --out DIR`."
             raise BraidError(what, self.where, todo)
         share = Subset() if self.held_out is None else Subset(1.0 - self.held_out, 1.0)
-        for number in share.choose(facts.documents):
+        for number in stream_of(data, share).chosen:
             ids = data.tokens[data.document_starts[number] : data.document_starts[number + 1]].tolist()
             yield ids[:-1] if ids and ids[-1] == facts.eos_id else ids
 

@@ -21,6 +21,7 @@ from braidlm.core.report.page import notebook
 from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Lines, Points, Report, Table
 from braidlm.core.report.verdicts import ranking
+from braidlm.data.loading.config import CACHE_KEYS
 from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import encode
 from braidlm.opening.names import StrPath
@@ -167,7 +168,7 @@ def check_same_batches(recipes: Mapping[str, LoadedRecipe]) -> None:
 
 def _what_makes_batches(recipe: Recipe, cut: bool) -> dict[str, Any]:
     """The values of a recipe that decide on its batches; `cut` says whether checkpoints may."""
-    data = {key: value for key, value in encode(data_of(recipe)).items() if key != "cache"}
+    data = {key: value for key, value in encode(data_of(recipe)).items() if key not in CACHE_KEYS}
     training = {key: encode(getattr(recipe.training, key)) for key in ("batch", "accumulation", "lengths", "budget")}
     held_out = {"tokens": recipe.validation.tokens, "half": recipe.validation.half}
     same = {"seed": recipe.seed, "data": data, "training": training, "validation": held_out}

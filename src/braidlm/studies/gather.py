@@ -10,6 +10,7 @@ from braidlm.core.files import json_sha256, make_folder
 from braidlm.core.report.rendering import show_report, write
 from braidlm.core.report.report import Bars, Report, Table
 from braidlm.core.report.verdicts import ranking
+from braidlm.data.loading.config import CACHE_KEYS
 from braidlm.opening.names import StrPath
 from braidlm.studies.results import RUN_FACTS, ModelResult, read_runs
 from braidlm.studies.tables import add_recipes, cells, duration
@@ -76,7 +77,7 @@ def show_runs(runs: Sequence[ModelResult], title: str = "") -> None:
 
 def _compared(recipe: dict[str, Any]) -> dict[str, Any]:
     kept = identity(recipe, recipe)
-    data = {key: value for key, value in kept.get("data", {}).items() if key != "cache"}
+    data = {key: value for key, value in kept.get("data", {}).items() if key not in CACHE_KEYS}
     return {key: value for key, value in kept.items() if key != "seed"} | {"data": data}
 
 

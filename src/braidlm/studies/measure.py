@@ -101,7 +101,7 @@ def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int =
                 path_of |= own
     if not folders:
         return None
-    held_out_data = {stream.name: str(stream.data.folder) for stream in data.validation}
+    held_out_data = {stream.name: stream.data.address for stream in data.validation}
     specs = [results.study.domains[name] for name in held_out_data]
     shares = {spec.holdout for spec in specs if not spec.has_validation}
     held_out = shares.pop() if len(shares) == 1 else None

@@ -119,7 +119,7 @@ class _Runner:
     def _edited(self, start: Path, one: NamedEdit, out: Path, seed: int) -> Path:
         """A model after one edit; a text that is a domain's name stands for the packed domain."""
         chosen: Any = one.edit
-        texts = {stream.name: str(stream.data.folder) for stream in self.data.train}
+        texts = {stream.name: stream.data.address for stream in self.data.train}
         if getattr(chosen, "text", None) in texts:
             chosen = replace(chosen, text=texts[chosen.text])
         options = json.loads(json.dumps(asdict(chosen)))  # as the lineage has them
@@ -173,8 +173,8 @@ class _Runner:
         held_out = {"holdout": spec.holdout, "validation": spec.validation}
         if spec.has_validation:
             held = next(one for one in self.data.validation if one.name == domain)
-            held_out = {"holdout": 0.0, "validation": str(held.data.folder)}
-        return {"path": str(stream.data.folder), "subset": encode(part), **held_out}
+            held_out = {"holdout": 0.0, "validation": held.data.address}
+        return {"path": stream.data.address, "subset": encode(part), **held_out}
 
     def _budget(self, name: str, data: dict[str, Any]) -> tuple[Amount, str]:
         """How much a step is trained, and the amount in words: all tokens of an epoch, or the chunking's words."""

@@ -21,7 +21,7 @@ from braidlm.core.reading import given_path
 from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
-from braidlm.data.packing.packed_data import Manifest, PackedData, is_packed
+from braidlm.data.packing.packed_data import Manifest, is_packed, read_manifest
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.kernels.lowered_parts import Lowered
@@ -98,7 +98,7 @@ def _size(study: Study, domain: str) -> tuple[int, int] | None:
     """Words and tokens of the training text of a domain, if it is packed or was prepared before."""
     spec = study.domains[domain]
     packed = [Path(spec.path)] if spec.path else sorted(Path(study.data.cache).glob(f"{domain}-[0-9a-f]*/"))
-    manifests = [PackedData(folder).manifest for folder in packed if is_packed(folder)]
+    manifests = [read_manifest(folder) for folder in packed if is_packed(folder)]
     if spec.path is None:
         manifests = [manifest for manifest in manifests if _is_of(manifest, study, domain)]
     if len(manifests) != 1:  # not there, or prepared by several tokenizers of this size
@@ -202,7 +202,7 @@ def show(
     if overrides:
         raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", name)
     if is_packed(x):
-        data = asdict(PackedData(x).manifest)
+        data = asdict(read_manifest(x))
         return {"kind": "data", **data, "name": name, "set": data.get("name"), "notes": [], "problems": []}
     facts = [
         run_facts(source, length) if is_run(source) else {"kind": "model", **folder_facts(open_model(source), length)}
@@ -382,7 +382,7 @@ def _tokenizer_size(config: DataConfig, problems: list[str]) -> int | None:
     missing = {name: path for name, path in packed.items() if not is_packed(path)}
     problems += [f"data.sets.{name}.path: {path} is not a packed data set" for name, path in missing.items()]
     for path in packed.values():
-        return PackedData(path).manifest.vocab_size if not missing else None
+        return read_manifest(path).vocab_size if not missing else None
     kind = config.tokenizer.kind
     if kind == "bpe":
         return config.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE

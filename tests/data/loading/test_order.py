@@ -26,6 +26,10 @@ from tests.data.packed_sets import pack
 DOCUMENTS = 60
 
 
+def parts_of(stream: TokenStream) -> list[TokenStream]:
+    return [stream.part(number, 0) for number in range(stream.parts)]
+
+
 def documents(base: int = 1) -> list[list[int]]:
     """Of 3 to 32 tokens in no order; a token tells where it stands."""
     sizes = [3 + (7 * number) % 30 for number in range(DOCUMENTS)]
@@ -78,7 +82,7 @@ def test_equal_scores_are_ordered_by_chance_which_the_seed_fixes() -> None:
 def test_only_the_documents_of_a_subset_are_ordered() -> None:
     stream = ordered(subset=Subset(0.25, 0.75))
     assert sorted(stream.order.documents) == Subset(0.25, 0.75).choose(DOCUMENTS).tolist()
-    assert sum(map(len, stream.parts)) == len(stream)
+    assert sum(map(len, parts_of(stream))) == len(stream)
 
 
 @given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=9), min_size=1, max_size=20), st.integers(1, 7))
@@ -178,14 +182,14 @@ def test_a_pool_never_shrinks() -> None:
 @given(st.integers(1, 12), st.booleans())
 def test_buckets_divide_the_documents_evenly(count: int, descending: bool) -> None:
     stream = ordered(pacing={"kind": "sorted", "buckets": count}, descending=descending)
-    assert np.array_equal(np.concatenate([part.chosen for part in stream.parts]), stream.order.documents)
-    assert max(abs(len(part) - len(stream) / count) for part in stream.parts) <= LENGTHS.max()
+    assert np.array_equal(np.concatenate([part.chosen for part in parts_of(stream)]), stream.order.documents)
+    assert max(abs(len(part) - len(stream) / count) for part in parts_of(stream)) <= LENGTHS.max()
 
 
 def test_each_epoch_reads_the_buckets_in_their_order_and_all_of_them() -> None:
     stream = ordered(pacing={"kind": "sorted", "buckets": 3})
     loading = loader(stream, rows=1)
-    bucket = {document: number for number, part in enumerate(stream.parts) for document in part.chosen}
+    bucket = {document: number for number, part in enumerate(parts_of(stream)) for document in part.chosen}
     seen, shown = [], []
     while loading.epochs["toy"] < 2:
         inputs = loading.next_batch().inputs
@@ -209,7 +213,7 @@ def test_a_growing_pool_has_only_the_first_documents_at_first_and_all_at_the_end
     for step in range(200):
         inputs = loading.next_batch(step / 200).inputs
         longest[step] = LENGTHS[document_of(inputs)].max()
-    sizes = [LENGTHS[part.chosen].max() for part in stream.parts]
+    sizes = [LENGTHS[part.chosen].max() for part in parts_of(stream)]
     assert max(longest[step] for step in range(33)) == sizes[0]
     assert max(longest[step] for step in range(34, 66)) == sizes[1]
     assert max(longest[step] for step in range(100, 200)) == sizes[-1] == LENGTHS.max()
@@ -243,8 +247,8 @@ def test_resuming_anywhere_is_as_never_stopping(stop: int, pacing: Any, chunking
 def test_rows_that_read_on_do_so_within_a_part() -> None:
     stream = ordered(pacing={"kind": "sorted", "buckets": 3})
     loading = loader(stream, Consecutive(), rows=4)
-    follows = dict(zip(*(np.concatenate([part.read(0, len(part))[0] for part in stream.parts]),) * 2, strict=True))
-    for part in stream.parts:
+    follows = dict(zip(*(np.concatenate([part.read(0, len(part))[0] for part in parts_of(stream)]),) * 2, strict=True))
+    for part in parts_of(stream):
         tokens = part.read(0, len(part))[0]
         follows |= dict(zip(tokens.tolist(), np.roll(tokens, -1).tolist(), strict=True))
     before = loading.next_batch()
@@ -313,7 +317,7 @@ def test_a_record_of_another_order_or_a_damaged_one_is_not_used(tmp_path: Path) 
     ("stream", "chunking", "problem"),
     [
         (lambda: ordered(pacing={"kind": "sorted", "buckets": 61}), None, "60 documents cannot be divided into 61"),
-        (lambda: ordered(pacing={"kind": "sorted", "buckets": 20}), None, r"part 1 of 20 .* needs 65"),
+        (lambda: ordered(pacing={"kind": "sorted", "buckets": 20}), None, r"the shortest of the 20 parts .* needs 65"),
         (lambda: ordered(), Windows(Windows.Config(30, stride=4)), "`words_per_epoch` ends epochs before"),
     ],
 )

@@ -11,13 +11,16 @@ from braidlm.core.reading import given_path
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.order import orders
 from braidlm.data.loading.streams import Subset
+from braidlm.data.packing.sharded import DEFAULT_CACHE_GB
 from braidlm.data.sources.format import TEMPLATE, ReadOptions
 from braidlm.data.tokenizing.tokenizer import SpaceBefore
-from braidlm.model.config.ranges import Count, Length, NonNegative, Rate, Seed, Share, VocabularySize
+from braidlm.model.config.ranges import Count, Length, NonNegative, Positive, Rate, Seed, Share, VocabularySize
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf
 
 VALIDATION_SPLIT = "dev"
+CACHE_KEYS = ("cache", "cache_gb")
+"""Keys of the data section that say where text is kept, and not what it is."""
 
 
 @dataclass
@@ -47,7 +50,7 @@ class DataSetConfig:
     """One data set: a packed folder, a source to prepare, or a corpus with splits."""
 
     path: str | None = None
-    """A folder that `braid prepare` made."""
+    """A folder that `braid prepare` made, or the address of shards (`s3://...`)."""
     source: str | list[str] | None = None
     """Or anything `braid prepare` takes; prepared on first use into the data section's `cache`."""
     folder: str | None = None
@@ -168,7 +171,9 @@ class DataConfig:
     """The share of a sequence that is pause tokens: they stand at random places in the text, give the model time before
     the token after them, and are never predicted. The tokenizer needs the special token `<pause>`."""
     cache: str = "data"
-    """The folder for what is prepared on first use."""
+    """The folder for what is prepared on first use, and for shards of data sets at addresses."""
+    cache_gb: Positive = DEFAULT_CACHE_GB
+    """How much disk these shards may take; those that were used last stay."""
 
     def __post_init__(self) -> None:
         if not self.sets:

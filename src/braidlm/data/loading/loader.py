@@ -23,7 +23,7 @@ class StreamPosition(NamedTuple):
     chunk: int = 0
     """How many chunks of this epoch have been trained."""
     part: int = 0
-    """The part of the data set that this epoch reads; see `TokenStream.parts`."""
+    """The part of the data set that this epoch reads; see `TokenStream.part`."""
     before: float = 0.0
     """How often the data set was trained before this epoch."""
 
@@ -264,7 +264,7 @@ class Loader:
     def _epoch(self, index: int, position: StreamPosition) -> _Epoch:
         epochs, number = self._epochs[index], position.epoch
         if number not in epochs:
-            stream = self.streams[index].parts[position.part]
+            stream = self.streams[index].part(position.part, self.seed)
             rows = 1 if self._kept_rows is None else int((self._kept_rows == index).sum())
             starts = self.chunking.starts(stream, self.length, number, self.seed, max(rows, 1))
             if not len(starts):
@@ -294,7 +294,7 @@ def check_streams(streams: Sequence[TokenStream], chunking: Chunking, length: in
     first = streams[0]
     for stream in streams:
         chunking.check(stream, length)
-        if len(stream.parts) > 1:
+        if stream.parts > 1:
             _check_parts(stream, chunking, length)
         if stream.data.manifest.tokenizer != first.data.manifest.tokenizer:
             what = f"data sets '{first.name}' and '{stream.name}' were prepared with different tokenizers"
@@ -305,16 +305,15 @@ def check_streams(streams: Sequence[TokenStream], chunking: Chunking, length: in
 def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
     """Refuse an order that leaves too little for a chunk, or an epoch that is no part of it."""
     if chunking.words_per_epoch is not None:
-        what = "an order of documents is read to its end, and `words_per_epoch` ends epochs before"
-        raise BraidError(what, "data.chunking", "Leave it out, or use data.order=shuffled.")
-    for number, part in enumerate(stream.parts, 1):
-        if len(part) < length + 1:
-            raise BraidError(
-                f"part {number} of {len(stream.parts)} in the order of documents has {len(part)} tokens, but a chunk "
-                f"of length {length} needs {length + 1}",
-                f"data set '{stream.name}'",
-                "Divide it into fewer parts (`data.order.pacing`), or begin with a larger one.",
-            )
+        what = "what is in order or in shards is read to its end, and `words_per_epoch` ends epochs before"
+        raise BraidError(what, "data.chunking", "Leave it out, or use data.order=shuffled with a data set in one.")
+    if stream.shortest_part < length + 1:
+        raise BraidError(
+            f"the shortest of the {stream.parts} parts that it is read in has {stream.shortest_part} tokens, but a "
+            f"chunk of length {length} needs {length + 1}",
+            f"data set '{stream.name}'",
+            "Divide it into fewer parts (`data.order.pacing`), begin with a larger one, or prepare larger shards.",
+        )
 
 
 class Mixture:

@@ -5,16 +5,16 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-
 from braidlm.core.console import say, warn
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import json_sha256, locked_folder
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
+from braidlm.data.loading.sharded_streams import stream_of
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.prepare import prepare
+from braidlm.data.packing.sharded import open_packed
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE, at_least_one, beginning
 from braidlm.data.sources.plan import ShardPlan, plan_shards
 from braidlm.data.tokenizing.build import load_tokenizer, train_tokenizer
@@ -41,7 +41,7 @@ def open_data(config: DataConfig, half: Half | None = None) -> OpenData:
     for name, data_set in config.sets.items():
         if data_set.path is not None:
             with errors_at(f"data.sets.{name}.path ({data_set.path})"):
-                packed[name] = PackedData(data_set.path)
+                packed[name] = open_packed(data_set.path, config.cache, config.cache_gb)
     tokenizer = _shared_tokenizer(packed, config)
     for name, data_set in config.sets.items():
         if data_set.source is not None:
@@ -50,10 +50,10 @@ def open_data(config: DataConfig, half: Half | None = None) -> OpenData:
     for name, data_set in config.sets.items():
         kept = 1.0 if data_set.validation is not None else 1.0 - data_set.holdout
         share = Subset(data_set.subset.start * kept, data_set.subset.stop * kept, data_set.subset.seed)
-        opened.train.append(TokenStream(packed[name], share, name))
+        opened.train.append(stream_of(packed[name], share, name))
         if (stream := _validation(name, data_set, packed[name], tokenizer, config, half)) is not None:
             if half is not None:
-                sizes = np.asarray(stream.data.document_bytes)[stream.chosen].tolist()
+                sizes = stream.data.document_bytes[stream.chosen].tolist()
                 chosen = documents_of_half(sizes, half, f"data set '{stream.name}'")
                 stream = stream.of_documents(stream.chosen[chosen])
             opened.validation.append(stream)
@@ -71,17 +71,20 @@ def _validation(
     if data_set.validation is not None:
         source = data_set.validation
         if isinstance(source, str) and is_packed(source):
-            return TokenStream(_check_tokenizer(PackedData(source), tokenizer, name), name=name)
+            held_out_data = open_packed(source, config.cache, config.cache_gb)
+            return stream_of(_check_tokenizer(held_out_data, tokenizer, name), name=name)
         sections = None if half is None else BLOCK_BYTES
         return TokenStream(_prepare(f"{name}-validation", source, data_set, tokenizer, config, sections), name=name)
     if data_set.holdout == 0.0:
         return None
     held_out = Subset(1.0 - data_set.holdout, 1.0, data_set.subset.seed)
-    if not len(held_out.choose(data.manifest.documents)):
-        what = f"{data_set.holdout:g} of {data.manifest.documents} documents is none to validate on"
+    unit = "documents" if data.manifest.shards is None else "shards"
+    count = data.manifest.documents if data.manifest.shards is None else len(data.manifest.shards)
+    if not len(held_out.choose(count)):
+        what = f"{data_set.holdout:g} of {count} {unit} is none to validate on"
         todo = "Raise it, name other text as `validation`, or set it to 0 to train without validation."
         raise BraidError(what, f"data.sets.{name}.holdout", todo)
-    return TokenStream(data, held_out, name)
+    return stream_of(data, held_out, name)
 
 
 def _shared_tokenizer(packed: dict[str, PackedData], config: DataConfig) -> BraidTokenizer:
@@ -110,7 +113,7 @@ def _check_tokenizer(
         raise BraidError(
             f"data sets '{first}' and '{name}' were prepared with different tokenizers: "
             + "; ".join(differences(tokenizer, other)),
-            str(data.folder),
+            data.address,
             "Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`.",
         )
     return data

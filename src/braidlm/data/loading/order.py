@@ -260,7 +260,18 @@ class OrderedStream(TokenStream):
         if (self.bounds[:, 0] >= self.bounds[:, 1]).any():
             what = f"its {self.documents:,} documents cannot be divided into {len(self.bounds)} parts of equal size"
             raise BraidError(what, f"data set '{self.name}'", "Divide them into fewer parts (`data.order.pacing`).")
-        self.parts = [self.of_documents(order.documents[begin:end]) for begin, end in self.bounds]
+        self._parts = [self.of_documents(order.documents[begin:end]) for begin, end in self.bounds]
+
+    @property
+    def parts(self) -> int:
+        return len(self._parts)
+
+    @property
+    def shortest_part(self) -> int:
+        return min(map(len, self._parts))
+
+    def part(self, number: int, seed: int) -> TokenStream:
+        return self._parts[number]
 
     def fingerprint(self) -> dict[str, Any]:
         """A saved position is one in this order."""
@@ -270,7 +281,7 @@ class OrderedStream(TokenStream):
     def record(self) -> dict[str, Any]:
         """What the order and its parts are, as plain data."""
         key = _key(self, self.choice, self.seed)
-        parts = [{"documents": part.documents, "tokens": len(part)} for part in self.parts]
+        parts = [{"documents": part.documents, "tokens": len(part)} for part in self._parts]
         order = self.fingerprint()["order"]
         return {**order, "documents": self.documents, "tokens": len(self), "parts": parts, "key": key}
 
@@ -292,6 +303,9 @@ def order_streams(
         return list(streams)
     ordered: list[TokenStream] = []
     for stream in streams:
+        if stream.data.manifest.shards is not None:
+            what = f"data.order '{choice.kind}' needs all documents at once, and this data set is in shards"
+            raise BraidError(what, stream.data.address, "Use data.order=shuffled, or a data set that is not in shards.")
         check_folder_name("data.sets", stream.name)
         known = None if folder is None else _recorded(folder, stream, choice, seed)
         order = known or order_documents(orders.build(choice), stream, seed)
@@ -312,7 +326,7 @@ def record_orders(streams: Sequence[TokenStream], folder: Path) -> None:
     ordered = [stream for stream in streams if isinstance(stream, OrderedStream)]
     for stream in ordered:
         first = "highest" if stream.choice.options.descending else "lowest"
-        pacing = f"{stream.choice.options.pacing.kind}, in {len(stream.parts)} parts"
+        pacing = f"{stream.choice.options.pacing.kind}, in {stream.parts} parts"
         by = f"{stream.documents:,} documents by {stream.choice.kind}, the {first} first"
         say(f"{stream.name}: {by} ({pacing}); in {folder / stream.name}.tsv.")
     facts = {stream.name: stream.record() for stream in ordered}

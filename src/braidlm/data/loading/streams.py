@@ -84,35 +84,46 @@ class TokenStream:
         self.data = data
         self.name = name or data.manifest.name
         self.subset = subset or Subset()
-        manifest = data.manifest
         is_part = chosen is None and not self.subset.is_whole
-        self._chosen = self.subset.choose(manifest.documents) if is_part else chosen
-        self.parts: list[TokenStream] = [self]
-        """What epochs are cut from; several where documents have an order."""
+        self._chosen = self.subset.choose(data.manifest.documents) if is_part else chosen
         self.pacing = Pacing()
-        if self._chosen is None:
-            self.documents, self.words, self.bytes = manifest.documents, manifest.words, manifest.bytes
-            run_lengths = np.array([manifest.tokens], np.int64)
-            self._sources = np.zeros(1, np.int64)
-        else:
-            if not len(self._chosen):
-                raise BraidError(
-                    f"the part from {self.subset.start:g} to {self.subset.stop:g} of {manifest.documents} documents "
-                    "is empty",
-                    str(data.folder),
-                    "Take a larger part, or more documents.",
-                )
-            self.documents = len(self._chosen)
-            self.words = int(data.document_words[self._chosen].sum(dtype=np.int64))
-            self.bytes = int(data.document_bytes[self._chosen].sum(dtype=np.int64))
-            self._sources, run_lengths = _runs(np.asarray(data.document_starts), self._chosen)
+        self.documents, self.words, self.bytes = self._counts()
+        self._sources, run_lengths = self._runs()
         # Run r has the stream's tokens [_begins[r], _begins[r + 1]), which begin at _sources[r] in the file.
         self._begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(run_lengths)])
         self._size = int(self._begins[-1])
-        # Plain arrays, because NumPy's memmap class makes every slice and gather slower.
-        self._tokens = np.asarray(data.tokens)
-        self._word_starts = np.asarray(data.word_starts)
-        self._targets = None if data.targets is None else np.asarray(data.targets)
+        self._tokens, self._word_starts, self._targets = data.tokens, data.word_starts, data.targets
+
+    def _counts(self) -> tuple[int, int, int]:
+        """Documents, words and bytes."""
+        data, manifest = self.data, self.data.manifest
+        if self._chosen is None:
+            return manifest.documents, manifest.words, manifest.bytes
+        if not len(self._chosen):
+            raise empty_part(self.subset, f"{manifest.documents} documents", data.address)
+        words, size = (int(counts[self._chosen].sum()) for counts in (data.document_words, data.document_bytes))
+        return len(self._chosen), words, size
+
+    def _runs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each run of tokens begins in the file, and its length."""
+        if self._chosen is None:
+            return np.zeros(1, np.int64), np.array([self.data.manifest.tokens], np.int64)
+        starts, chosen = self.data.document_starts, self._chosen
+        return _document_runs(starts[chosen], starts[chosen + 1])
+
+    @property
+    def parts(self) -> int:
+        """How many parts epochs are cut from; several where documents have an order, or the data is in shards."""
+        return 1
+
+    @property
+    def shortest_part(self) -> int:
+        """Tokens of the shortest part."""
+        return len(self)
+
+    def part(self, number: int, seed: int) -> "TokenStream":
+        """The part with a number that the pacing gave."""
+        return self
 
     def __len__(self) -> int:
         return self._size
@@ -171,9 +182,9 @@ class TokenStream:
     @cached_property
     def document_bounds(self) -> np.ndarray:
         """[documents + 1]: where each document begins in the stream, and where the last one ends."""
-        starts = np.asarray(self.data.document_starts)
+        starts = self.data.document_starts
         if self._chosen is None:
-            return starts
+            return starts[:]
         lengths = starts[self._chosen + 1] - starts[self._chosen]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
@@ -213,11 +224,16 @@ def whole_documents(bounds: np.ndarray, max_tokens: int | None) -> int:
     return max(1, int(np.searchsorted(bounds[1:], max_tokens, side="right")))
 
 
-def _runs(document_starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """File start and length of each run of adjacent chosen documents."""
-    starts, stops = document_starts[chosen], document_starts[chosen + 1]
+def empty_part(subset: Subset, total: str, where: str) -> BraidError:
+    """The error for a subset that has nothing."""
+    what = f"the part from {subset.start:g} to {subset.stop:g} of {total} is empty"
+    return BraidError(what, where, "Take a larger part, or more documents.")
+
+
+def _document_runs(starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """File start and length of each run of adjacent documents."""
     first = np.flatnonzero(np.concatenate([[True], starts[1:] != stops[:-1]]))
-    last = np.append(first[1:], len(chosen)) - 1
+    last = np.append(first[1:], len(starts)) - 1
     lengths = stops[last] - starts[first]
     nonempty = lengths > 0
     if not nonempty.any():

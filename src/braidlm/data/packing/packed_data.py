@@ -13,6 +13,8 @@ Where only some tokens are targets, which a model is trained to predict and scor
 
     targets.bin        uint8 per token: 1 for a target, 0 for a token that is only read
     target_bytes.bin   uint32 [documents]: UTF-8 bytes of each document's targets
+
+A set in shards has data.json, tokenizer/ and a folder NNNNNN/ with the other files for each shard; see `sharded`.
 """
 
 from dataclasses import dataclass, field
@@ -22,9 +24,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from braidlm.core.addresses import exists, is_address, read_json_at
 from braidlm.core.errors import BraidError, errors_at
+from braidlm.core.files import sha256_of
 from braidlm.core.reading import explained_system_errors, read_json
-from braidlm.model.config.ranges import CountOrZero, VocabularySize
+from braidlm.model.config.ranges import Count, CountOrZero, VocabularySize
 from braidlm.model.config.strict import decode
 
 FORMAT = 1
@@ -39,6 +43,21 @@ class TargetCounts:
 
     tokens: CountOrZero
     bytes: CountOrZero
+
+
+@dataclass
+class ShardFacts:
+    """What data.json says of one shard of a data set."""
+
+    name: str
+    """Its folder in that of the data set."""
+    tokens: Count
+    documents: Count
+    words: CountOrZero
+    bytes: CountOrZero
+    sha256: str
+    """Of its files; see `shard_sha256`."""
+    targets: TargetCounts | None = None
 
 
 @dataclass
@@ -59,6 +78,8 @@ class Manifest:
     source: dict[str, Any] = field(default_factory=dict)
     targets: TargetCounts | None = None
     """None where every token is a target."""
+    shards: list[ShardFacts] | None = None
+    """None where the files lie beside data.json."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -78,16 +99,13 @@ class PackedData:
     needed, since a large data set should open at once.
     """
 
-    def __init__(self, folder: Path | str):
+    def __init__(self, folder: Path | str, manifest: Manifest | None = None):
+        """The manifest of a shard comes from the set that it is of."""
         self.folder = Path(folder)
-        self.manifest = _read_manifest(self.folder)
-        facts = self.manifest
-        token_bytes = np.dtype(facts.dtype).itemsize
-        sizes = {"tokens.bin": token_bytes * facts.tokens, "words.bin": facts.tokens}
-        sizes |= {"documents.bin": 8 * (facts.documents + 1), "lengths.bin": 8 * facts.documents}
-        if facts.targets is not None:
-            sizes |= {"targets.bin": facts.tokens, "target_bytes.bin": 4 * facts.documents}
-        for name, expected in sizes.items():
+        self.address = str(folder)
+        """Where it is, to be opened there again."""
+        self.manifest = read_manifest(self.folder) if manifest is None else manifest
+        for name, expected in file_sizes(self.manifest).items():
             with explained_system_errors(self.folder / name):
                 size = (self.folder / name).stat().st_size
             if size != expected:
@@ -104,6 +122,11 @@ class PackedData:
         largest = int(tokens.max(initial=0))
         if largest >= self.manifest.vocab_size:
             raise self._damaged(f"tokens.bin holds the id {largest} of a vocabulary of {self.manifest.vocab_size}")
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of its tokens."""
+        return sha256_of(self.folder / "tokens.bin")
 
     @cached_property
     def word_starts(self) -> np.ndarray:
@@ -152,6 +175,11 @@ class PackedData:
             raise self._damaged("the words and bytes in lengths.bin do not add up to those in data.json")
         return lengths
 
+    def opened(self) -> "PackedData":
+        """This data set with all that it has mapped and checked now; its files may be removed from here on."""
+        _ = self.tokens, self.word_starts, self.document_starts, self._lengths, self.targets, self.document_target_bytes
+        return self
+
     @property
     def tokenizer_folder(self) -> Path:
         return self.folder / "tokenizer"
@@ -161,25 +189,40 @@ class PackedData:
         with explained_system_errors(path):
             if path.stat().st_size == 0:
                 return np.zeros(0, dtype)
-            return np.memmap(path, dtype=dtype, mode="r")
+            # A plain array, because NumPy's memmap class makes every slice and gather slower.
+            return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
     def _damaged(self, what: str) -> BraidError:
         return BraidError(what, str(self.folder), "The folder is damaged: run `braid prepare` again.")
 
 
-def is_packed(folder: Path | str) -> bool:
-    """Whether a folder is a finished packed data set."""
-    return (Path(folder) / MANIFEST).is_file()
+def file_sizes(facts: Manifest) -> dict[str, int]:
+    """The files of a data set, or of a shard, with their bytes."""
+    sizes = {"tokens.bin": np.dtype(facts.dtype).itemsize * facts.tokens, "words.bin": facts.tokens}
+    sizes |= {"documents.bin": 8 * (facts.documents + 1), "lengths.bin": 8 * facts.documents}
+    if facts.targets is not None:
+        sizes |= {"targets.bin": facts.tokens, "target_bytes.bin": 4 * facts.documents}
+    return sizes
 
 
-def _read_manifest(folder: Path) -> Manifest:
-    if not is_packed(folder):
+def is_packed(place: Path | str) -> bool:
+    """Whether a folder or an address is a finished packed data set."""
+    return exists(f"{place}/{MANIFEST}") if is_address(place) else (Path(place) / MANIFEST).is_file()
+
+
+def read_manifest(place: Path | str) -> Manifest:
+    """The manifest of the data set in a folder or at an address."""
+    if not is_packed(place):
+        if is_address(place):
+            what = "there is no packed data set at this address (no data.json)"
+            raise BraidError(what, str(place), "Make one with `braid prepare SOURCE --out ADDRESS`.")
+        folder = Path(place)
         where = "" if folder.is_absolute() else f", seen from {Path.cwd()}"
         what = "this is not a packed data set (no data.json)" if folder.is_dir() else f"there is no such folder{where}"
         raise BraidError(what, str(folder), "Make a packed data set with `braid prepare SOURCE --out DIR`.")
-    facts = read_json(folder / MANIFEST)
+    facts = read_json_at(f"{place}/{MANIFEST}") if is_address(place) else read_json(Path(place) / MANIFEST)
     if facts.get("format") != FORMAT:
         what = f"this data set has format {facts.get('format')}; this version of Braid reads format {FORMAT}"
-        raise BraidError(what, str(folder), "Run `braid prepare` again.")
-    with errors_at(str(folder / MANIFEST)):
+        raise BraidError(what, str(place), "Run `braid prepare` again.")
+    with errors_at(f"{place}/{MANIFEST}"):
         return decode(Manifest, facts)

@@ -14,12 +14,15 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from braidlm.core.addresses import is_address
 from braidlm.core.console import count, progress, say, warn
 from braidlm.core.errors import BraidError, check_folder_name
 from braidlm.core.files import explained_disk_errors, json_sha256
 from braidlm.core.reading import given_path
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed
-from braidlm.data.packing.shards import Limit, ShardCounts, assemble, finished_shard
+from braidlm.data.packing.publishing import publish, publish_tokenizer, shared_tokenizer
+from braidlm.data.packing.sharded import open_packed
+from braidlm.data.packing.shards import Limit, ShardCounts, assemble
 from braidlm.data.packing.tokenizer_choice import MEGABYTE, choose_tokenizer, make_tokenizer
 from braidlm.data.packing.workers import Job, pack_all, work_folder
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, no_documents, plan_shards
@@ -52,8 +55,9 @@ def prepare(
     wait: bool = False,
     **reading: Any,
 ) -> PackedData:
-    """Pack sources (files, folders, globs, built-in corpora, `hub:NAME`) into the folder `out`.
+    """Pack sources (files, folders, globs, addresses, built-in corpora, `hub:NAME`) into the folder `out`.
 
+    Where `out` is an address, shards are written there one by one, and the disk holds only those that are being packed.
     `tokenizer` is `bpe` (train one of `vocab_size` on a sample of `sample_mb` spread over this data), `bytes`, a
     folder or file, or a name on the Hub; with `begin` a trained one puts the token that ends a text before every text
     too, `space_before` a space. `reading` is how documents are read: the fields of `ReadOptions`. With a limit, only
@@ -63,13 +67,17 @@ def prepare(
     options = ReadOptions(**reading)
     decode(Workers | None, workers, "workers")
     source_list = [sources] if isinstance(sources, str | Path) else list(sources)
-    out = given_path(out)
+    address = str(out).rstrip("/") if is_address(out) else None
+    # What is prepared for an address has its unfinished work here.
+    out = given_path(out if address is None else address.rpartition("/")[2])
     for text in (str(out.absolute()), name or "", *map(str, source_list)):
         check_utf8(text)
     choice = choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb, begin, space_before)
     plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
     check_answers(plan, options)
     limit = Limit(limit_documents, limit_words)
+    if limit and address is not None:
+        raise BraidError("a data set at an address has no limit", address, "Leave it out, or prepare into a folder.")
     name = name or out.resolve().name
     facts = {
         "format": FORMAT,
@@ -83,21 +91,29 @@ def prepare(
     }
     # Equal for the same sources in the same state, packed in the same way.
     key = json_sha256(facts)
-    if (finished := _finished(out, key, replace)) is not None:
+    place = out if address is None else address
+    if (finished := _finished(place, key, replace)) is not None:
         if not wait:  # several runs share what is prepared for them, and need not say so
-            say(f"{out} is finished already: the same sources, options and tokenizer")
+            say(f"{place} is finished already: the same sources, options and tokenizer")
         return finished
     with explained_disk_errors(out), work_folder(out, key, wait) as folder:
-        if (finished := _finished(out, key, replace)) is not None:  # by another process, since it was asked above
+        if (finished := _finished(place, key, replace)) is not None:  # by another process, since it was asked above
             return finished
         _warn_of_skipped(plan, options)
+        if address is not None:
+            shared_tokenizer(address, key, folder / "tokenizer")
         used = make_tokenizer(choice, plan, options, limit, folder)
-        job = Job(folder, options, plan.shards)
+        if address is not None:
+            publish_tokenizer(folder / "tokenizer", address, key)
+        job = Job(folder, options, plan.shards, address, key)
         packed = _pack(job, used, limit, workers or os.cpu_count() or 1)
         _report(packed, used, source_list)
         origin = {"sources": [str(source) for source in source_list], "reading": options.facts(), "key": key}
-        assemble(folder, out, name, used, packed, limit, origin, job.has_prompts)
-    return PackedData(out)
+        if address is not None:
+            publish(address, name, used, packed, origin, job.has_prompts)
+        else:
+            assemble(folder, out, name, used, packed, limit, origin, job.has_prompts)
+    return open_packed(place)
 
 
 def _warn_of_skipped(plan: ShardPlan, options: ReadOptions) -> None:
@@ -108,14 +124,17 @@ def _warn_of_skipped(plan: ShardPlan, options: ReadOptions) -> None:
         warn(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of a kind that is not read: left out ({kinds})")
 
 
-def _finished(out: Path, key: str, replace: bool) -> PackedData | None:
+def _finished(out: Path | str, key: str, replace: bool) -> PackedData | None:
     """The data set that an earlier run of the same command finished; an error if `out` is something else."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if isinstance(out, str):
+        if not is_packed(out):  # of an unfinished one, the shards say what they are
+            return None
+    elif not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    if not is_packed(out):
+    elif not is_packed(out):
         raise BraidError("this exists already and is not a packed data set", str(out), "Choose another `--out`.")
     with contextlib.suppress(BraidError) if replace else contextlib.nullcontext():
-        data = PackedData(out)  # a damaged one may be replaced
+        data = open_packed(out)  # a damaged one may be replaced
         if data.manifest.source.get("key") == key:
             return data
     if not replace:
@@ -130,10 +149,8 @@ def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> li
     job.results.mkdir(exist_ok=True)
     for path in job.results.glob("*.*.*"):  # what a killed process had written of its shard
         path.unlink(missing_ok=True)
-    indices, size = range(len(job.shards)), tokenizer.vocab_size
-    finished = {index: finished_shard(job.results, index, size, job.has_prompts) for index in indices}
-    known = {index: counts for index, counts in finished.items() if counts is not None}
-    remaining = [index for index in indices if index not in known]
+    known = job.finished(tokenizer.vocab_size)
+    remaining = [index for index in range(len(job.shards)) if index not in known]
     if known and remaining:
         say(f"going on with an earlier run: {len(known)} of {len(job.shards)} shards are finished")
     total = round(sum(job.shards[index].size for index in remaining) / MEGABYTE, 1)
@@ -201,7 +218,8 @@ def prepare_sets(
     A tokenizer is trained on the first set only, since it should not see the text that the others hold out. `options`
     are those of `prepare`.
     """
-    out = Path(out).expanduser()
+    if not is_address(out):
+        out = Path(out).expanduser()
     if is_packed(out):
         what = "this is one data set, and several were to be put into it"
         raise BraidError(what, str(out), "Choose another `--out`.")
@@ -209,7 +227,7 @@ def prepare_sets(
         check_folder_name("the name of a data set", name)
     packed: dict[str, PackedData] = {}
     for name, sources in sets.items():
-        packed[name] = prepare(sources, out / name, tokenizer=tokenizer, **options)
+        packed[name] = prepare(sources, f"{out}/{name}", tokenizer=tokenizer, **options)
         tokenizer = packed[name].tokenizer_folder
         # All are of the first set's tokenizer.
         options |= {"vocab_size": None, "special_tokens": None, "begin": False, "space_before": "nothing"}

@@ -50,6 +50,10 @@ class ShardCounts:
     """Documents that contain the end-of-text token as plain text."""
     unsafe_cuts: CountOrZero = 0
     """Places at which a long document was cut for encoding although the tokens there may be others."""
+    target_bytes: CountOrZero = 0
+    """Of a shard at an address: bytes that are to be predicted."""
+    sha256: str = ""
+    """Of a shard at an address: the hash of its files."""
 
 
 def pack_shard(
@@ -223,43 +227,53 @@ def assemble(
 ) -> None:
     """Write the packed data set inside the work folder, then rename it to `out`, replacing what was there."""
     final = folder / "final"
-    shutil.rmtree(final, ignore_errors=True)
-    final.mkdir()
-    dtype = token_dtype(tokenizer.vocab_size)
-    totals, targets = _join(folder / "shards", final, len(shards), limit, dtype, has_prompts)
+    totals = join(folder / "shards", final, range(len(shards)), limit, token_dtype(tokenizer.vocab_size), has_prompts)
     if not totals.documents:
         raise BraidError("the limit leaves no document", todo="The first document is longer than the limit: raise it.")
     tokenizer.save(final / "tokenizer")
-    manifest = Manifest(
-        name=name,
-        tokens=totals.tokens,
-        documents=totals.documents,
-        words=totals.words,
-        bytes=totals.bytes,
-        dtype="uint16" if dtype == np.uint16 else "uint32",
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
-        tokenizer=tokenizer.fingerprint,
-        source=source | {"empty_documents": sum(shard.empty for shard in shards), "braidlm": __version__},
-        targets=targets if has_prompts else None,
-    )
-    write_json(final / MANIFEST, asdict(manifest))
+    write_json(final / MANIFEST, asdict(manifest_of(name, tokenizer, totals, shards, source, has_prompts)))
     if out.exists():
         os.rename(out, folder / "replaced")
     os.rename(final, out)
 
 
-def _join(
-    shards_folder: Path, final: Path, count: int, limit: Limit, dtype: np.dtype, has_prompts: bool
-) -> tuple[ShardCounts, TargetCounts]:
-    """Concatenate the shards' files up to the limit; the counts of what was joined."""
-    totals, targets = ShardCounts(), TargetCounts(0, 0)
+def manifest_of(
+    name: str,
+    tokenizer: BraidTokenizer,
+    totals: ShardCounts,
+    shards: Sequence[ShardCounts],
+    source: dict[str, Any],
+    has_prompts: bool,
+) -> Manifest:
+    """The manifest of a data set, made of these shards."""
+    return Manifest(
+        name=name,
+        tokens=totals.tokens,
+        documents=totals.documents,
+        words=totals.words,
+        bytes=totals.bytes,
+        dtype="uint16" if token_dtype(tokenizer.vocab_size) == np.uint16 else "uint32",
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        tokenizer=tokenizer.fingerprint,
+        source=source | {"empty_documents": sum(shard.empty for shard in shards), "braidlm": __version__},
+        targets=TargetCounts(totals.targets, totals.target_bytes) if has_prompts else None,
+    )
+
+
+def join(
+    shards_folder: Path, final: Path, indices: Sequence[int], limit: Limit, dtype: np.dtype, has_prompts: bool
+) -> ShardCounts:
+    """Join the shards' files up to the limit into those of a data set, in a new folder; what they contain."""
+    shutil.rmtree(final, ignore_errors=True)
+    final.mkdir()
+    totals = ShardCounts()
     # The files that have an entry per token, with its bytes.
     per_token = {"tokens": dtype.itemsize, "words": 1} | ({TARGETS: 1} if has_prompts else {})
     names = (*per_token, "documents", "lengths", *(["target_bytes"] if has_prompts else []))
     with _synced_files({name: final / f"{name}.bin" for name in names}) as files:
         np.zeros(1, dtype=np.int64).tofile(files["documents"])
-        for index in range(count):
+        for index in indices:
             whole, shard_tokens = True, 0
             for rows in _document_rows(shards_folder / f"{index:06d}.documents"):
                 kept = limit.take(rows, totals.documents, totals.words)
@@ -274,16 +288,16 @@ def _join(
                 totals.documents += kept
                 totals.words += words
                 totals.bytes += size
-                targets.bytes += target_size
+                totals.target_bytes += target_size
                 if not whole:
                     break
             for name, itemsize in per_token.items():
                 path = shards_folder / f"{index:06d}.{name}"
-                targets.tokens += _copy(path, files[name], shard_tokens * itemsize, name == TARGETS)
+                totals.targets += _copy(path, files[name], shard_tokens * itemsize, name == TARGETS)
             totals.tokens += shard_tokens
             if not whole:
                 break
-    return totals, targets
+    return totals
 
 
 def _document_rows(path: Path) -> Iterator[np.ndarray]:

@@ -21,7 +21,9 @@ from typing import Any, TextIO
 from braidlm.core.errors import INTERRUPTIONS, BraidError
 from braidlm.core.files import lock_or_refuse, lock_or_wait, make_folder, write_json, write_text
 from braidlm.core.reading import read_json, system_error
-from braidlm.data.packing.shards import ShardCounts, pack_shard
+from braidlm.data.packing.packed_data import token_dtype
+from braidlm.data.packing.publishing import publish_shard, published_shards
+from braidlm.data.packing.shards import ShardCounts, finished_shard, pack_shard
 from braidlm.data.sources.plan import ReadOptions, Shard
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.encoding import Packer
@@ -38,15 +40,26 @@ class Job:
     folder: Path
     options: ReadOptions
     shards: list[Shard]
+    address: str | None = None
+    """Where packed shards are written; None keeps them in the folder, to be joined."""
+    key: str = ""
+    """What the shards at the address were made from."""
 
     def save(self) -> None:
         shards = [list(asdict(shard).values()) for shard in self.shards]
-        write_json(self.folder / JOB, {"reading": self.options.facts(), "shards": shards})
+        place = {"address": self.address, "key": self.key}
+        write_json(self.folder / JOB, {"reading": self.options.facts(), "shards": shards, **place})
 
     @classmethod
     def load(cls, folder: Path) -> "Job":
         job = read_json(folder / JOB)
-        return cls(folder, ReadOptions(**job["reading"]), [Shard(*values) for values in job["shards"]])
+        return cls(
+            folder,
+            ReadOptions(**job["reading"]),
+            [Shard(*values) for values in job["shards"]],
+            job["address"],
+            job["key"],
+        )
 
     @property
     def results(self) -> Path:
@@ -63,7 +76,18 @@ class Job:
     def pack(self, index: int, packer: Packer) -> ShardCounts:
         shard = self.shards[index]
         pieces = shard.format.pieces(shard, self.options)
-        return pack_shard(pieces, packer, self.has_prompts, self.results, index, shard.place)
+        counts = pack_shard(pieces, packer, self.has_prompts, self.results, index, shard.place)
+        if self.address is None:
+            return counts
+        dtype = token_dtype(packer.tokenizer.vocab_size)
+        return publish_shard(self.results, index, counts, dtype, self.has_prompts, self.address, self.key)
+
+    def finished(self, vocab_size: int) -> dict[int, ShardCounts]:
+        """The counts of the shards that an earlier run finished."""
+        if self.address is not None:
+            return published_shards(self.address, self.key, len(self.shards))
+        found = {at: finished_shard(self.results, at, vocab_size, self.has_prompts) for at in range(len(self.shards))}
+        return {index: counts for index, counts in found.items() if counts is not None}
 
 
 def pack_all(job: Job, indices: Sequence[int], workers: int) -> Generator[tuple[int, ShardCounts], None, None]:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from braidlm.core.addresses import explained_address_errors, file_facts, is_address, open_address
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import explained_system_errors, system_error
 from braidlm.data.sources.format import MAX_BLANK, ReadOptions, Shard, missing_package, too_much_blank
@@ -85,10 +86,8 @@ def extension(path: Path | str) -> str:
 
 @contextlib.contextmanager
 def open_bytes(path: str) -> Iterator[BinaryIO]:
-    """A file's bytes, unpacked; a damaged file is an error, never a shorter text."""
-    with explained_system_errors(path):
-        raw = open(path, "rb")  # noqa: SIM115
-    with raw:
+    """The bytes of a file, or of one at an address, unpacked; a damaged file is an error, never a shorter text."""
+    with open_raw(path) as raw:
         try:
             # The buffer finds lines in C, which the readers do in Python.
             reader = _READERS.get(Path(path).suffix.lower())
@@ -97,7 +96,22 @@ def open_bytes(path: str) -> Iterator[BinaryIO]:
             what = f"this compressed file is damaged or cut off ({error})"
             raise BraidError(what, path, "Download or make it again.") from None
         except OSError as error:
+            if is_address(path):
+                raise
             raise system_error(error, path) from error
+
+
+@contextlib.contextmanager
+def open_raw(path: str) -> Iterator[BinaryIO]:
+    """The bytes of a file, or of one at an address, as they are."""
+    if is_address(path):
+        with explained_address_errors(path), open_address(path) as raw:
+            yield raw
+        return
+    with explained_system_errors(path):
+        raw = open(path, "rb")  # noqa: SIM115
+    with raw:
+        yield raw
 
 
 def is_divisible(path: str, options: ReadOptions) -> bool:
@@ -107,7 +121,7 @@ def is_divisible(path: str, options: ReadOptions) -> bool:
 
 def file_shards(kind: str, path: str, shard_bytes: int, next_start: NextStart | None) -> list[Shard]:
     """Shards of about `shard_bytes`, or without `next_start` a single one; none if the file is empty."""
-    size = Path(path).stat().st_size
+    size = file_facts(path)[0] if is_address(path) else Path(path).stat().st_size
     if next_start is None:
         return [Shard(kind, path, size=size)] if size else []
     shards, start = [], 0

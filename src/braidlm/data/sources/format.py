@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from braidlm.core.addresses import file_facts, is_address
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, CountOrZero, Seed
 from braidlm.model.config.registry import Registry
@@ -105,7 +106,7 @@ class Shard:
     kind: str
     """The format's name."""
     source: str
-    """A path, or the name of a corpus or Hub data set."""
+    """A path or address, or the name of a corpus or Hub data set."""
     start: int = 0
     stop: int = -1
     """One past the end; -1 is the end of the source."""
@@ -171,6 +172,9 @@ class Format(ABC):
 
     def fingerprint(self, source: str, options: ReadOptions) -> dict[str, Any]:
         """Values that change when the text does; a run with the same fingerprint may continue the work of another."""
+        if is_address(source):
+            size, mark = file_facts(source)
+            return {"place": source, "size": size, "changed": mark}
         status = Path(source).stat()
         return {"place": source, "size": status.st_size, "changed": status.st_mtime_ns}
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from braidlm.core.addresses import files_at, is_address
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.runs import HISTORY, RECIPE
 from braidlm.core.reading import explained_system_errors, given_path
@@ -48,7 +49,7 @@ def plan_shards(
     skipped: list[str] = []
     expanded = [pair for source in sources for pair in _expand(str(source), skipped)]
     if not expanded:
-        raise BraidError("no source was given", todo="Name a file, a folder, a corpus or `hub:NAME`.")
+        raise BraidError("no source was given", todo="Name a file, a folder, an address, a corpus or `hub:NAME`.")
     fingerprints = [FORMATS[kind]().fingerprint(source, options) for kind, source in expanded]
     if shard_bytes is None:
         size = sum(fingerprint.get("size", 0) for fingerprint in fingerprints)
@@ -72,11 +73,20 @@ def _expand(source: str, skipped: list[str]) -> list[tuple[str, str]]:
     for kind in FORMATS:
         if (name := FORMATS[kind].named(source)) is not None:
             return [(kind, name)]
+    if is_address(source):
+        return _expand_address(source, skipped)
     with explained_system_errors(source):
         pairs = _expand_path(source, skipped)
     for _, path in pairs:
         check_utf8(path)
     return pairs
+
+
+def _expand_address(source: str, skipped: list[str]) -> list[tuple[str, str]]:
+    files = files_at(source)
+    if not files:
+        raise BraidError("there is nothing at this address", source, "Check the bucket and the name.")
+    return _known_files(files, source, skipped)
 
 
 def no_documents(where: str | None = None) -> BraidError:
@@ -96,17 +106,19 @@ def check_utf8(path: str) -> None:
 def _expand_path(source: str, skipped: list[str]) -> list[tuple[str, str]]:
     path = given_path(source).absolute()
     if path.is_dir():
-        return _known_files(sorted(_files_in(path)), source, skipped)
+        return _known_files([str(file) for file in sorted(_files_in(path))], source, skipped)
     if path.is_file():
         if (kind := _by_extension().get(extension(path))) is None:
             raise BraidError(f"unknown kind of file '{path.suffix or path.name}'", str(path), _known_formats())
         return [(kind, str(path))]
     if glob.has_magic(source):
-        return _known_files([Path(file) for file in sorted(glob.glob(str(path), recursive=True))], source, skipped)
+        matches = sorted(glob.glob(str(path), recursive=True))
+        return _known_files([file for file in matches if os.path.isfile(file)], source, skipped)
     names = [name for kind in FORMATS for name in FORMATS[kind].names]
     near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     what = f"there is no such file, folder or corpus.{did_you_mean(path.name, [*near, *names]) if near else ''}"
-    todo = f"Sources are files, folders, globs, hub:NAME for a Hub data set, and the corpora {', '.join(names)}."
+    known = "files, folders, globs, addresses (s3://...), hub:NAME for a Hub data set"
+    todo = f"Sources are {known}, and the corpora {', '.join(names)}."
     raise BraidError(what, source, todo)
 
 
@@ -122,11 +134,11 @@ def _is_made(folder: Path) -> bool:
     return any(all((folder / name).is_file() for name in names) for names in MADE)
 
 
-def _known_files(files: list[Path], source: str, skipped: list[str]) -> list[tuple[str, str]]:
-    """The files of a folder or glob whose format is known; the others are skipped."""
+def _known_files(files: list[str], source: str, skipped: list[str]) -> list[tuple[str, str]]:
+    """Those of the files whose format is known; the others are skipped."""
     kinds = _by_extension()
-    known = [(kind, str(file)) for file in files if file.is_file() and (kind := kinds.get(extension(file)))]
-    skipped += sorted({str(file) for file in files if file.is_file()} - {file for _, file in known})
+    known = [(kind, file) for file in files if (kind := kinds.get(extension(file)))]
+    skipped += sorted(set(files) - {file for _, file in known})
     if not known:
         seen = sorted({extension(file) or "(none)" for file in files})
         what = f"only files of an unknown kind ({', '.join(seen[:8])})" if files else "no file matches"

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.core.reading import explained_system_errors, given_path, parse_row
-from braidlm.data.sources.files import Decoder, after_newline, file_shards, is_divisible, lines, open_bytes
+from braidlm.core.reading import given_path, parse_row
+from braidlm.data.sources.files import Decoder, after_newline, file_shards, is_divisible, lines, open_bytes, open_raw
 from braidlm.data.sources.format import (
     ANSWER,
     FORMATS,
@@ -124,10 +124,9 @@ def _open_parquet(path: str) -> Iterator[Any]:
         import pyarrow.parquet
     except ImportError:
         raise missing_package("pyarrow", "reading parquet files") from None
-    with explained_system_errors(path), open(path, "rb"):
-        pass  # pyarrow's own words for this are many
     options = {"buffer_size": BUFFER_BYTES, "pre_buffer": False}
-    with _explained_damage(path), pyarrow.parquet.ParquetFile(path, **options) as file:
+    # Opened here, because pyarrow's own words for what cannot be opened are many.
+    with open_raw(path) as raw, _explained_damage(path), pyarrow.parquet.ParquetFile(raw, **options) as file:
         yield file
 
 

@@ -21,9 +21,11 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.runs import trained_length
 from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
+from braidlm.data.loading.sharded_streams import stream_of
 from braidlm.data.loading.streams import Subset, whole_documents
 from braidlm.data.loading.validation import row_starts
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
+from braidlm.data.packing.sharded import open_packed
 from braidlm.data.sources.format import Piece, by_document
 from braidlm.data.sources.plan import ReadOptions, check_answers, plan_shards
 from braidlm.data.sources.text import parse_separators, unescaped
@@ -83,12 +85,10 @@ class PackedDocuments:
     def __init__(self, data: PackedData, held_out: float | None, half: Half | None):
         self.data = data
         share = Subset() if held_out is None else Subset(1.0 - held_out, 1.0)
-        self._chosen = share.choose(data.manifest.documents)
-        if not len(self._chosen):
-            raise BraidError(f"{held_out:g} of {data.manifest.documents} documents is none", str(data.folder))
+        self._chosen = stream_of(data, share).chosen
         if half is not None:
-            sizes = np.asarray(data.document_bytes)[self._chosen].tolist()
-            self._chosen = self._chosen[documents_of_half(sizes, half, str(data.folder))]
+            sizes = data.document_bytes[self._chosen].tolist()
+            self._chosen = self._chosen[documents_of_half(sizes, half, data.address)]
         self.parts = [data.folder.name] * len(self._chosen)
         self.bytes = data.document_target_bytes[self._chosen].astype(np.int64)
         self.has_prompts = data.targets is not None
@@ -182,15 +182,16 @@ def read_text(path: Path | str, settings: Settings | None = None) -> HeldOutText
     folders = [path] if is_packed(path) else sorted(file.parent for file in path.glob(f"*/{MANIFEST}"))
     streams: list[DocumentStream]
     if folders:
-        streams = [PackedDocuments(PackedData(folder), settings.held_out, settings.half) for folder in folders]
-        hashed = [(folder.name, folder / "tokens.bin") for folder in folders]
+        packed = [open_packed(folder) for folder in folders]
+        streams = [PackedDocuments(data, settings.held_out, settings.half) for data in packed]
+        hashes = [(data.folder.name, data.sha256) for data in packed]
     elif settings.held_out is not None:
         todo = "Pack it with `braid prepare`, or leave out --held-out."
         raise BraidError("only packed data has a held-out part", str(path), todo)
     else:
         stream, files = _text_stream(path, settings)
-        streams, hashed = [stream], [(file.name, file) for file in files]
-    digest = "".join(f"{name} {sha256_of(file)}\n" for name, file in hashed)
+        streams, hashes = [stream], [(file.name, sha256_of(file)) for file in files]
+    digest = "".join(f"{name} {sha256}\n" for name, sha256 in hashes)
     return HeldOutText(streams, hashlib.sha256(digest.encode()).hexdigest(), settings.max_tokens, settings.half)
 
 

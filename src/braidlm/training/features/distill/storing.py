@@ -31,8 +31,9 @@ import torch
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, json_sha256, locked_folder, sha256_of, write_json
+from braidlm.core.files import explained_disk_errors, json_sha256, locked_folder, write_json
 from braidlm.core.reading import read_json
+from braidlm.data.loading.sharded_streams import stream_of
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.packed_data import token_dtype
 from braidlm.training.features.distill.teachers import Teachers, slices_of
@@ -97,7 +98,7 @@ class StoragePlan:
 
     def folder(self, stream: TokenStream) -> Path:
         """Its name changes with everything that the content depends on."""
-        text = {"tokens": sha256_of(stream.data.folder / "tokens.bin"), "stream": stream.fingerprint()}
+        text = {"tokens": stream.data.sha256, "stream": stream.fingerprint()}
         digest = json_sha256({**text, "length": self.length, "top_k": self.top_k, **self.facts})
         return self.cache / f"{stream.name}-teachers-{digest[:12]}"
 
@@ -212,7 +213,7 @@ def open_targets(
 def _store(stream: TokenStream, folder: Path, plan: StoragePlan, teachers: Teachers, device: torch.device) -> None:
     """Compute and write what is missing of a folder."""
     # In the order of the file, whatever order they are trained in.
-    stream = TokenStream(stream.data, stream.subset, stream.name)
+    stream = stream_of(stream.data, stream.subset, stream.name)
     with locked_folder(folder):
         if (folder / MANIFEST).is_file():  # by another run that was waited for
             return
