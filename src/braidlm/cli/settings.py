@@ -90,6 +90,12 @@ def add_switches(add: Callable[..., Any]) -> None:
     add("--without", nargs="+", action=_Listed, metavar="MODULE", help=help_text)
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """The option of verbs whose work is several jobs."""
+    help_text = "run the jobs on a Ray cluster: ray (this machine, or the cluster that it is in) or ray:HOST:PORT"
+    parser.add_argument("--cluster", metavar="ray[:ADDRESS]", help=help_text)
+
+
 class _Listed(argparse.Action):
     """Words with spaces or commas between them."""
 

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from braidlm.cli.settings import add_cluster
 from braidlm.core import console
 from braidlm.core.errors import BraidError, exit_code
 
@@ -13,6 +14,7 @@ EPILOG = """examples:
   braid train mine.yaml start_from=models/both
   braid train mine.yaml seed=1,2,3 training.optimizer.lr=0.001,0.003 --multirun
   braid train tiny/taught --device cpu
+  braid train papers/papaformer/phase2 --cluster ray:10.0.0.1:6379
 
 the run is in runs/NAME, after the recipe's `name`; `out=DIR` is another folder
 """
@@ -26,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     parser.add_argument("--fresh", action="store_true", help="remove what the run folder holds and start over")
     parser.add_argument("--multirun", action="store_true", help="one run for each combination of key=a,b,c")
+    add_cluster(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -39,6 +42,9 @@ def run(args: argparse.Namespace) -> None:
     data = compose_recipe(args.recipe, args.overrides)
     if is_study(data):
         _study(data, args)
+    elif args.cluster is not None:
+        todo = "A study or --multirun is several jobs; `torchrun` trains one model on several GPUs."
+        raise BraidError("this recipe is one training", "--cluster", todo)
     else:
         _train(data, args)
 
@@ -61,7 +67,7 @@ def _study(data: dict[str, Any], args: argparse.Namespace) -> None:
     from braidlm.studies.decoding import decode_study
     from braidlm.studies.report import study
 
-    results = study(decode_study(data), device=args.device, fresh=args.fresh)
+    results = study(decode_study(data), device=args.device, fresh=args.fresh, cluster=args.cluster)
     console.show(str(results.study.folder))
     console.show_json({"folder": results.study.folder, **results.as_dict()})
 

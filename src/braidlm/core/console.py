@@ -32,6 +32,11 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+def is_quiet() -> bool:
+    """Whether only results and errors are shown."""
+    return _quiet
+
+
 @contextlib.contextmanager
 def json_output(wanted: bool) -> Iterator[None]:
     """With --json, standard output gets one JSON document and nothing else: messages go to standard error."""

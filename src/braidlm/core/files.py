@@ -27,6 +27,10 @@ class DiskError(BraidError):
     """The disk is full, or the folder is not writable."""
 
 
+class LockedError(BraidError):
+    """Another process works in a folder."""
+
+
 @contextlib.contextmanager
 def atomic_folder(target: Path | str, replace: bool = False) -> Iterator[Path]:
     """A scratch folder beside `target` that becomes `target` in one rename when the block succeeds.
@@ -222,7 +226,7 @@ def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
             return
         time.sleep(LOOK_SECONDS)  # the other may only be looking (`is_locked`)
     what = f"another `braid {verb}` is at work here"
-    raise BraidError(what, str(folder), f"Wait for it to end, or choose another {option}.")
+    raise LockedError(what, str(folder), f"Wait for it to end, or choose another {option}.")
 
 
 def is_locked(folder: Path) -> bool:

@@ -160,10 +160,13 @@ def study_models(study: Study) -> list[StudyModel]:
     return list(models.values())
 
 
-def check_study(study: Study, device: str | None) -> None:
-    """Refuse, before any work, a model that cannot be trained in the memory there is, and text that is not there."""
+def check_study(study: Study, device: str | None, here: bool = True) -> None:
+    """Refuse, before any work, a model that cannot be trained in the memory there is, and text that is not there.
+
+    The memory is this machine's, if the study runs `here`.
+    """
     for model in study_models(study):
-        if study.steps[model.name].train is not None:
+        if here and study.steps[model.name].train is not None:
             with errors_of(model.name):
                 check_training_fits(model.skeleton, torch.device(choose_device(device or "auto")))
     problems: list[str] = []
@@ -187,7 +190,7 @@ def errors_of(step: str) -> Iterator[None]:
         yield
     except BraidError as error:
         where = f"{error.where}: " if error.where else ""
-        raise BraidError(f"steps.{step}: {where}{error.what}", todo=error.todo) from error
+        raise type(error)(f"steps.{step}: {where}{error.what}", todo=error.todo) from error
 
 
 def _config(study: Study, name: str, before: dict[str, StudyModel]) -> BraidConfig:

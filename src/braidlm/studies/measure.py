@@ -7,6 +7,7 @@ from typing import get_args
 from braidlm.core import console
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
+from braidlm.core.jobs import Jobs
 from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_model
 from braidlm.data.loading.halves import Half
@@ -30,17 +31,25 @@ Texts = dict[str, ValidationSet]
 """Held-out text, by domain."""
 
 
-def measure(study: Study, models: list[TrainedModel], device: str | None = None) -> StudyResults:
+def measure(
+    study: Study, models: list[TrainedModel], device: str | None = None, jobs: Jobs | None = None
+) -> StudyResults:
     """Score every model on the held-out documents of every domain, in float32."""
-    device = choose_device(device or "auto")
+    jobs = jobs or Jobs()
     texts = _texts(study, study.validation.half)
     halves = {} if study.validation.half is None else {half: _texts(study, half) for half in get_args(Half)}
-    results = StudyResults(study, [_measured(model, texts, halves, device) for model in models])
+    measured = [jobs.start(f"scores of {m.name}, seed {m.seed}", _measured, m, texts, halves, device) for m in models]
+    results = StudyResults(study, jobs.results(measured))
     if study.tasks is not None:
         folders = {f"{model.name}, seed {model.seed}": model.folder for model in results.models}
         tasks = study.tasks
         evaluation = evaluate(
-            folders, tasks.names, data=tasks.data, settings=tasks.settings, out=study.folder / "tasks", device=device
+            folders,
+            tasks.names,
+            data=tasks.data,
+            settings=tasks.settings,
+            out=study.folder / "tasks",
+            device=device or "auto",
         )
         for scored, model in zip(evaluation.models, results.models, strict=True):
             model.tasks = {name: result.score for name, result in scored.tasks.items()}
@@ -54,8 +63,8 @@ def _texts(study: Study, half: Half | None) -> Texts:
     return {stream.name: validation_windows(stream, study.data.length, study.validation.tokens) for stream in streams}
 
 
-def _measured(trained: TrainedModel, texts: Texts, halves: dict[str, Texts], device: str) -> ModelResult:
-    model = load_model(trained.model, device)
+def _measured(trained: TrainedModel, texts: Texts, halves: dict[str, Texts], device: str | None) -> ModelResult:
+    model = load_model(trained.model, choose_device(device or "auto"))
     silenced = {}
     if trained.kind == "composed":
         names = [part.name for part in trained.parts]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
 from braidlm.core import console
+from braidlm.core.jobs import open_jobs
 from braidlm.core.report.rendering import show_report, write
 from braidlm.core.report.report import COLOURS, INK, Bars, Lines, Points, Report, listed
 from braidlm.core.report.verdicts import ranking
@@ -30,14 +31,20 @@ LOWER_LEFT = "Nearer to the lower left is better on both."
 
 
 def study(
-    recipe: str | Study, overrides: list[str] | None = None, device: str | None = None, fresh: bool = False
+    recipe: str | Study,
+    overrides: list[str] | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    cluster: str | None = None,
 ) -> StudyResults:
     """Run a study (a recipe's name or file) and write its tables, results.json and report.html into its folder.
 
-    The same call again resumes where it was stopped, or renders what is there; `fresh` starts over.
+    The same call again resumes where it was stopped, or renders what is there; `fresh` starts over. With `cluster`
+    (`ray` or `ray:ADDRESS`) its steps run on the nodes of a Ray cluster.
     """
     loaded = recipe if isinstance(recipe, Study) else load_study(str(recipe), overrides)
-    results = measure(loaded, run_study(loaded, device, fresh), device)
+    with open_jobs(cluster, loaded.folder, device) as jobs:
+        results = measure(loaded, run_study(loaded, device, fresh, jobs=jobs), device, jobs)
     with console.silence():  # all of it is prepared
         data = open_data(loaded.data_config, loaded.validation.half)
     routed = study_routes(results, data, loaded.folder / ROUTES)

@@ -1,4 +1,4 @@
-"""Running a study: every step in order, each resumed where the last call left it.
+"""Running a study: every step a job that waits for those that it reads, each resumed where the last call left it.
 
 A folder that was made of the same models in the same way is used again.
 """
@@ -6,16 +6,22 @@ A folder that was made of the same models in the same way is used again.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from braidlm.core import console
 from braidlm.core.devices import check_training_fits
 from braidlm.core.errors import BraidError, collecting
+from braidlm.core.files import write_text
+from braidlm.core.jobs import Jobs
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.integrity import model_hash
@@ -48,52 +54,80 @@ def check_one_process(what: str, todo: str) -> None:
 
 
 def run_study(
-    study: Study, device: str | None = None, fresh: bool = False, data: OpenData | None = None
+    study: Study,
+    device: str | None = None,
+    fresh: bool = False,
+    data: OpenData | None = None,
+    jobs: Jobs | None = None,
 ) -> list[TrainedModel]:
     """Do whatever steps are not done yet; returns every model in order.
 
-    `data` is the study's data where it is open already; otherwise it is prepared and opened.
+    `data` is the study's data where it is open already; otherwise it is prepared and opened. `jobs` are where the steps
+    run, here unless given.
     """
-    todo = "Its runs can be trained on several GPUs one by one, each a recipe."
+    todo = "Its runs can be trained on several GPUs one by one, each a recipe; --cluster trains each on a node."
     check_one_process("a study runs in one process", todo)
-    check_study(study, device)
+    jobs = jobs or Jobs()
+    check_study(study, device, here=not jobs.is_remote)
+    for name, step in study.steps.items():
+        jobs.check_gpus(step.gpus or 0, f"steps.{name}.gpus")
     opened = open_data(study.data_config, study.validation.half) if data is None else data
-    return list(_Runner(study, opened, device, fresh).models())
+    return jobs.results(list(_start(study, _Runner(study, device, opened, jobs.is_remote), jobs, fresh).values()))
+
+
+def _start(study: Study, runner: "_Runner", jobs: Jobs, fresh: bool) -> dict[tuple[str, int | None], Any]:
+    """Start every step with each seed, and at last the steps that need all seeds of others.
+
+    By step and seed (None for an average of all seeds), what the jobs will return.
+    """
+    late = [name for name in study.order if study.is_late(name)]
+    steps = [(n, s) for s in study.seeds for n in study.order if n not in late and s in study.seeds_of(n)]
+    for name in late:
+        steps += [(name, seed) for seed in study.seeds_of(name)[: 1 if study.is_once(name) else None]]
+    made: dict[tuple[str, int | None], Any] = {}
+    for name, seed in steps:
+        step, is_once = study.steps[name], study.is_once(name)
+        for other in step.reads:
+            if other not in study.steps and (other, seed) not in made:
+                with errors_of(name):
+                    folder = find_model(other)
+                made[other, seed] = TrainedModel(title_of(folder), "given", seed, folder)
+        read = study.members(name) if is_once else [(other, seed) for other in step.reads]
+        parts = [made[key if key in made else (key[0], None)] for key in read]
+        cpus = None if step.train is None else study.options_of(name).get("threads")
+        asked = {"gpus": step.gpus if step.train is not None else 0, "cpus": cpus}
+        title = f"{name}, seed {seed}"
+        made[name, None if is_once else seed] = jobs.start(title, runner.do, name, seed, *parts, fresh=fresh, **asked)
+    return made
 
 
 @dataclass
 class _Runner:
     study: Study
-    data: OpenData
     device: str | None
-    fresh: bool
-    made: dict[tuple[str, int | None], TrainedModel] = field(default_factory=dict)
-    """By step and seed; the seed of an average of all seeds is None."""
+    opened: OpenData | None
+    remote: bool
+    fresh: bool = False
 
-    def models(self) -> Iterator[TrainedModel]:
-        """Every step with each seed, and at last the steps that need all seeds of others."""
-        study = self.study
-        late = [name for name in study.order if study.is_late(name)]
-        jobs = [(n, s) for s in study.seeds for n in study.order if n not in late and s in study.seeds_of(n)]
-        for name in late:
-            jobs += [(name, seed) for seed in study.seeds_of(name)[: 1 if study.is_once(name) else None]]
-        for name, seed in jobs:
-            for other in study.steps[name].reads:
-                if other not in study.steps and (other, seed) not in self.made:
-                    with errors_of(name):
-                        folder = find_model(other)
-                    self.made[other, seed] = TrainedModel(title_of(folder), "given", seed, folder)
-                    yield self.made[other, seed]
-            with errors_of(name):
-                model = self._do(name, seed)
-            self.made[name, None if study.is_once(name) else seed] = model
-            yield model
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"opened": None}  # its files are mapped into memory; another process opens them itself
 
-    def _do(self, name: str, seed: int) -> TrainedModel:
-        """One step: make the model that it begins with, then train it, or leave it as it is."""
+    @property
+    def data(self) -> OpenData:
+        if self.opened is None:
+            with console.silence():
+                self.opened = open_data(self.study.data_config, self.study.validation.half)
+        return self.opened
+
+    def do(self, name: str, seed: int, *parts: TrainedModel, fresh: bool) -> TrainedModel:
+        """One step with the models that it reads."""
+        self.fresh = fresh
+        with errors_of(name):
+            return self._do(name, seed, list(parts))
+
+    def _do(self, name: str, seed: int, parts: list[TrainedModel]) -> TrainedModel:
+        """Make the model that the step begins with, then train it, or leave it as it is."""
         step, is_once = self.study.steps[name], self.study.is_once(name)
-        read = self.study.members(name) if is_once else [(other, seed) for other in step.reads]
-        parts = [self.made.get((other, own)) or self.made[other, None] for other, own in read]
         folder = self.study.folder / name if is_once else self.study.folder / f"seed-{seed}" / name
         start = None
         if isinstance(step, (ComposeStep, AverageStep)):
@@ -162,6 +196,9 @@ class _Runner:
             **begin,
         }
         console.say(f"\n{name}, seed {seed}: {amount}")
+        if self.remote and (step.gpus or 0) > 1:
+            _train_together(recipe, round(step.gpus or 0), fresh)
+            fresh = False
         return train_to_end(recipe, self.device, fresh)
 
     def _set(self, domain: str, begin: float, end: float) -> dict[str, Any]:
@@ -186,6 +223,17 @@ class _Runner:
         epoch = Amount(sum(map(len, streams)), "tokens") if words is None else Amount(words * len(streams), "words")
         amount = Amount(max(1, round(epochs * epoch.count)), epoch.unit)
         return amount, f"{epochs:g} x {console.count(epoch.count)} {epoch.unit}"
+
+
+def _train_together(recipe: dict[str, Any], processes: int, fresh: bool) -> None:
+    """Train on several GPUs of this node, in a process for each, as `torchrun` starts them."""
+    with tempfile.TemporaryDirectory(prefix="braid-") as scratch:
+        path = Path(scratch) / "recipe.yaml"
+        write_text(path, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        braid = ["-m", "braidlm", "train", str(path), *(["--fresh"] if fresh else [])]
+        if subprocess.call([sys.executable, "-m", *torchrun, *braid]):
+            raise BraidError(f"the training in {processes} processes failed", recipe["out"], "Its lines are above.")
 
 
 def train_to_end(recipe: dict[str, Any], device: str | None, fresh: bool) -> Run:

@@ -58,6 +58,9 @@ class Step:
     """The training after the model is made; without it the model stays as it is made."""
     seeds: list[Seed] | None = None
     """The seeds that the step is done with; by default those of what it reads, or the study's."""
+    gpus: Positive | None = None
+    """GPUs that the step's training asks a cluster for; by default one where the cluster has any. Several jobs share a
+    GPU where they ask for a part of it: `0.25`."""
     series: str | None = None
     """Steps of one series are a line in the plots of bits per byte against parameters."""
 
