@@ -48,7 +48,7 @@ def test_a_first_run_calls_nothing_finished_already(first_run: tuple[Path, str])
     assert "finished already" not in first_run[1]
     *_, report, look = first_run[1].strip().splitlines()
     assert report == f"The report: {first_run[0] / 'report.html'}"
-    assert look.endswith(f"braid serve {first_run[0]}")
+    assert look.endswith(f"braid serve {first_run[0]} --open")
 
 
 def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:

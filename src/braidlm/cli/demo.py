@@ -23,4 +23,4 @@ def run(args: argparse.Namespace) -> None:
     console.show_json({"report": report})
     # `make demo` runs a program that no PATH names.
     program = sys.argv[0] if Path(sys.argv[0]).name == "braid" and not shutil.which("braid") else "braid"
-    console.show(f"The report: {report}\nThe models at work, and the report beside them: {program} serve {args.out}")
+    console.show(f"The report: {report}\nThe page with its models, runs and reports: {program} serve {args.out} --open")

@@ -46,6 +46,8 @@ class Curves(ABC, Generic[P]):
     name: ClassVar[str]
     """The name of the files."""
     x_label: ClassVar[str]
+    place: ClassVar[str]
+    """Where a point is, in words: a format of its x."""
 
     @abstractmethod
     def x(self, point: P) -> float:
@@ -112,7 +114,7 @@ class Curves(ABC, Generic[P]):
                 if abs(point.scores[task] - whole.scores[task]) > EQUAL * abs(whole.scores[task]):
                     break
                 kept = point
-            at = [f"{self._score(p, task)} ({self.x_label}: {self.x(p):.4g})" for p in (whole, kept, others[-1])]
+            at = [f"{self._score(p, task)} ({self.place.format(self.x(p))})" for p in (whole, kept, others[-1])]
             until = f"it stays within {EQUAL:.0%} until {at[1]}, and the end has {at[2]}"
             if kept is whole:
                 until = f"no other point is within {EQUAL:.0%} of that, and the end has {at[2]}"
@@ -155,6 +157,7 @@ class ExitCurves(Curves[ExitPoint]):
 
     name: ClassVar[str] = "exits"
     x_label: ClassVar[str] = "left after layer"
+    place: ClassVar[str] = "left after layer {:.4g}"
 
     def x(self, point: ExitPoint) -> float:
         return point.layer

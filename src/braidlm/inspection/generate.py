@@ -270,7 +270,7 @@ def study_report(study: PromptStudy) -> Report:
     subtitle = f"The same prompts ({len(study.prompts)}), continued by {listed(list(study.models))}"
     report = Report("Prompt study", subtitle, tables=[_data_table(study)])
     report.verdict = (
-        f"{listed(list(study.models))} continued the same {len(study.prompts)} prompts. Texts are side by side, and no "
+        f"{listed(list(study.models))} continued the same {len(study.prompts)} prompts. Texts stand together, and no "
         "model has won: nothing here is scored, and one sample of each says little."
     )
     for number, (prompt, texts) in enumerate(study.blocks(), 1):
@@ -279,7 +279,8 @@ def study_report(study: PromptStudy) -> Report:
         if prompt.domain:
             report.text(f"Domain: {prompt.domain}")
         for name, text in texts.items():
-            note = f"next token predictions: {predictions(text.next)}" if text.next else ""
+            alone = len(texts) == 1 and text.next  # of several models, a table has them
+            note = f"next token predictions: {predictions(text.next)}" if alone else ""
             report.quote(text.text, name, prompt=text.prompt, note=note)
         if len(texts) > 1 and (rows := next_rows(texts)):
             caption = "The probability that each model gives a token that any predicts."

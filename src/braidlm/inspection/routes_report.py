@@ -68,7 +68,7 @@ def routes_report(result: RoutingReport, back: str = "") -> Report:
 def _add_routes(report: Report, result: RoutingReport) -> None:
     paragraphs = []
     for model in result.models:
-        said = verdicts(model) or ["The texts have no domains, so there is nothing to judge this by."]
+        said = verdicts(model)[::-1] or ["The texts have no domains, so there is nothing to judge this by."]
         said += [" ".join(f"{finding}." for finding in model.findings)] if model.findings else []
         paragraphs += [f"{model.name}: {text}" if len(result.models) > 1 else text for text in said]
     report.verdict = _with_code("\n\n".join(paragraphs))

@@ -19,7 +19,7 @@ from braidlm.core.reading import read_json
 from braidlm.core.recipes import compose_recipe
 from braidlm.core.report.page import notebook
 from braidlm.core.report.rendering import write
-from braidlm.core.report.report import Lines, Points, Report, Table
+from braidlm.core.report.report import Lines, Points, Report, Table, listed
 from braidlm.core.report.verdicts import ranking
 from braidlm.data.loading.config import CACHE_KEYS
 from braidlm.data.loading.open_data import open_data
@@ -219,8 +219,8 @@ def _peaks(folder: Path) -> dict[str, int]:
 
 def comparison_report(comparison: Comparison, recipes: Mapping[str, dict[str, Any]]) -> Report:
     """The table, the charts, in what the recipes differ, and the recipes in full."""
-    report = Report("Comparison", f"{len(comparison.models)} models, trained on the same batches")
     bits = {model.name: [] if model.bits_per_byte is None else [model.bits_per_byte] for model in comparison.models}
+    report = Report("Comparison", f"{listed(list(bits))}, trained on the same batches")
     report.verdict = ranking(bits, f"models trained on the same batches ({comparison.settings['budget']})")
     report.data[RESULTS] = comparison.facts()
     report.facts(comparison.settings).heading("Cost, speed and quality").table(comparison_table(comparison))
@@ -252,11 +252,11 @@ def comparison_table(comparison: Comparison) -> Table:
         change = None if bits is None or first is None or model is models[0] else 100 * (bits / first - 1)
         of_sets = [f"{model.bits[name]:.4f}" for name in sets]
         ends = *cells(known, ["bits per byte"]), None if change is None else f"{change:+.1f}%".replace("-", "−")
-        rows.append([model.name, *cells(known, COSTS), *of_sets, *ends])
+        rows.append([model.name, *ends, *of_sets, *cells(known, COSTS)])
         facts.append([*known.values(), *model.bits.values()])
     scores = {at: model.bits_per_byte for at, model in enumerate(models) if model.bits_per_byte is not None}
     return Table(
-        ["model", *COSTS, *(f"bits per byte, {name}" for name in sets), "bits per byte", "change"],
+        ["model", "bits per byte", "change", *(f"bits per byte, {name}" for name in sets), *COSTS],
         rows,
         name=TABLE,
         best=min(scores, key=scores.__getitem__, default=None),

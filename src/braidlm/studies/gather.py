@@ -1,5 +1,6 @@
 """The table of any runs: each with what differs in its recipe, its seed, cost, result and end, and none left out."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -21,10 +22,12 @@ NAME = "runs"
 PAGE = f"{NAME}.html"
 BITS = "bits per byte"
 RESULTS = (
-    *("seed", "parameters", "FLOPs per token", "words", BITS, "best", "best at step"),
+    *("seed", BITS, "best", "best at step", "parameters", "FLOPs per token", "words"),
     *("training", "wall clock", "hardware", "state"),
 )
 """The columns for people after those that differ."""
+SEED = re.compile(r"\bseed=\d+,?")
+"""The part of the name of a sweep's run in which runs of one recipe differ."""
 MAX_BARS = 20
 """At most so many recipes are drawn."""
 SHOWN = (BITS, "best", "best at step", "wall clock", "state")
@@ -89,7 +92,8 @@ def run_report(runs: Sequence[ModelResult], title: str) -> Report:
     scores: dict[str, list[float]] = {}
     for run in runs:
         if run.is_done and run.bits_per_byte is not None:
-            name = named.setdefault(json_sha256(_compared(run.recipe)), run.name)
+            without_seed = SEED.sub("", run.name).strip(",") or run.name
+            name = named.setdefault(json_sha256(_compared(run.recipe)), without_seed)
             scores.setdefault(name, []).append(run.bits_per_byte)
     report.verdict = ranking(scores, f"recipes ({len(runs)} runs, {done} of them done)")
     machines = dict.fromkeys(run.hardware for run in runs if run.hardware is not None)

@@ -67,6 +67,7 @@ class PruningCurves(Curves[PrunedPoint]):
     options: PruningOptions
     name: ClassVar[str] = "pruning"
     x_label: ClassVar[str] = "remaining parameters (%)"
+    place: ClassVar[str] = "with {:.4g}% of the parameters"
 
     @property
     def curves(self) -> dict[str, list[PrunedPoint]]:

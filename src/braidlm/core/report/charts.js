@@ -271,7 +271,7 @@ function drawLines(view, chart) {
   const room = Math.max(0, ...named.map(({ name }) => measure(name))) + 36;
   const height = Math.max(220, Math.min(340, view.width * 0.52));
   const beside = named.length > 0 && room < view.width * 0.38 && view.width >= 480 && named.length * 17 < height - 40;
-  const area = frame(view, chart, { x: [from, to], y: yDomain }, height, beside ? room : 12, chart.falling_x);
+  const area = frame(view, chart, { x: [from, to], y: yDomain }, height, beside ? room : 12, { falling: chart.falling_x, whole: everyX.every(Number.isInteger) });
   view.area = Object.assign(area, { full, both: false });
 
   const clip = svg("clipPath", { id: view.id }, view.svg);
@@ -327,7 +327,7 @@ function drawPoints(view, chart) {
   const full = { x: span(points.map(({ x }) => x), chart.log, 0.08), y: span(points.map(({ y }) => y), chart.log, 0.1) };
   const height = Math.max(280, Math.min(420, view.width * 0.62));
   const log = { ...chart, log_x: chart.log, log_y: chart.log };
-  const area = frame(view, log, { x: view.zoom?.x ?? full.x, y: view.zoom?.y ?? full.y }, height, 16, false, true);
+  const area = frame(view, log, { x: view.zoom?.x ?? full.x, y: view.zoom?.y ?? full.y }, height, 16, { grid: true });
   view.area = Object.assign(area, { full, both: true });
   const inside = ({ x, y }) => x >= area.left && x <= area.right && y >= area.top && y <= area.bottom;
   const placed = points.map((point) => ({ ...point, x: area.x(point.x), y: area.y(point.y) })).filter(inside);
@@ -539,7 +539,7 @@ function drawHeat(view, chart) {
 }
 
 /** Axes, ticks, grid and labels; returns the scales and the sides of the area inside. */
-function frame(view, chart, domain, height, right, falling = false, grid = false) {
+function frame(view, chart, domain, height, right, { falling = false, grid = false, whole = false }) {
   const scaled = (log, ends, range) => (log ? scaleLog(ends, range) : scaleLinear(ends, range));
   const top = chart.y_label ? 30 : 10;
   const bottom = height - (chart.x_label ? 40 : 24);
@@ -548,7 +548,7 @@ function frame(view, chart, domain, height, right, falling = false, grid = false
   const left = Math.max(...yTicks.map((tick) => measure(short(tick, domain.y)))) + 10;
   const end = view.width - right;
   const x = scaled(chart.log_x, domain.x, falling ? [end, left] : [left, end]);
-  const xTicks = round(domain.x, chart.log_x, (end - left) / 84);
+  const xTicks = round(domain.x, chart.log_x, (end - left) / 84).filter((tick) => !whole || Number.isInteger(tick));
   svg("rect", { class: "zooms", x: left, y: top, width: end - left, height: bottom - top, fill: "transparent" }, view.svg);
   for (const tick of yTicks) {
     svg("line", { class: "grid", x1: left, x2: end, y1: y(tick), y2: y(tick) }, view.svg);

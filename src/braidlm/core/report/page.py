@@ -42,6 +42,8 @@ SECTIONS = 4
 """A page with so many sections has a table of contents."""
 WIDE = 6
 """A table of so many columns may be wider than the text beside it."""
+LONG = 14
+"""A fact of more letters is written smaller, and has more room."""
 NUMBER = re.compile(r"[-+−±~<>]?[\d.,]*\d[\d.,]*\s?(%|×|x|[kMBT]|s|ms|h|GB|MB|kB)?([ ]?±[ ]?[\d.]+)?")
 NO_NUMBER = ("", "–", "-")
 
@@ -144,7 +146,10 @@ def _part(part: Part) -> str:
             items = (f'<li><a href="{url_quoted(file)}">{_inline(name)}</a></li>' for name, file in links.items())
             return f'<ul class="links">{"".join(items)}</ul>'
         case Facts(values):
-            cards = (f"<div><dt>{_inline(k)}</dt><dd>{escape(cell_text(v))}</dd></div>" for k, v in values.items())
+            texts = {name: cell_text(value) for name, value in values.items()}
+            sizes = (' class="long"' if len(text) > LONG else "" for text in texts.values())
+            facts = zip(sizes, texts.items(), strict=True)
+            cards = (f"<div{size}><dt>{_inline(k)}</dt><dd>{escape(v)}</dd></div>" for size, (k, v) in facts)
             return f'<dl class="facts">{"".join(cards)}</dl>'
         case Table():
             wide = ' class="wide"' if len(part.columns) >= WIDE else ""

@@ -166,7 +166,7 @@ def task_table(evaluation: Evaluation) -> Table:
     """What each task is."""
     rows = []
     for name, facts in evaluation.tasks.items():
-        settings = [f"{key} {value}" for key, value in facts.get("settings", {}).items() if value is not None]
+        settings = [f"{key} {_setting(value)}" for key, value in facts.get("settings", {}).items() if value is not None]
         with_settings = f" with {', '.join(settings)}" if settings else ""
         about = (
             f"{sentence(facts['description'])} Score: {facts['metric']}{with_settings}; {facts['count']:,} items in "
@@ -175,6 +175,10 @@ def task_table(evaluation: Evaluation) -> Table:
         )
         rows.append([f"`{name}`", about])
     return Table(["task", "what it is"], rows)
+
+
+def _setting(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def sentence(text: str) -> str:
