@@ -1,4 +1,4 @@
-"""The pictures of docs/serve.md, from the models and reports of a finished demo.
+"""The pictures of README.md and docs/serve.md, from the models and reports of a finished demo.
 
 Run: python docs/take_screenshots.py DEMO [CHROMIUM], where `braid demo --out DEMO` has ended. It needs Playwright and
 Pillow beside the extra `serve`.
@@ -67,6 +67,8 @@ PICTURES = [
     Picture("phone", {"view": "two", "model": "composed", "other": "dense", "prompt": STORY, "both": 1}, ".changes",
             size=PHONE, theme="dark"),
 ]  # fmt: skip
+CHARTS = {"learning-stories.svg": "learning.svg", "routes.svg": "routes.svg"}
+"""The charts of the demo's report that README.md shows: the names that a reader saves them by, and theirs there."""
 
 
 @contextmanager
@@ -102,6 +104,13 @@ def take(folder: str, chromium: str) -> None:
             image = Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
             image.save(IMAGES / f"serve-{picture.name}.png", optimize=True)
             page.close()
+        page = browser.new_page(viewport={"width": 500, "height": 900}, color_scheme="light")
+        page.goto((Path(folder) / "report.html").resolve().as_uri())
+        for button in page.get_by_role("button", name="SVG").all():
+            with page.expect_download() as download:
+                button.click()
+            if download.value.suggested_filename in CHARTS:
+                download.value.save_as(IMAGES / CHARTS[download.value.suggested_filename])
         browser.close()
 
 

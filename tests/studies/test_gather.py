@@ -13,7 +13,8 @@ import pytest
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import read_metrics
-from braidlm.studies.gather import gather_runs, run_table
+from braidlm.core.report.report import Picture
+from braidlm.studies.gather import gather_runs, run_report, run_table
 from braidlm.studies.results import read_runs
 from braidlm.training.train import train
 from tests.training.tiny_runs import records, tiny_recipe
@@ -78,6 +79,15 @@ def test_the_files(runs: Path, tmp_path: Path) -> None:
     assert text.startswith("# 2 runs\n\n| run | training.batch | seed |")
     page = (tmp_path / "table/runs.html").read_text()
     assert "The recipe of deep/b" in page
+
+
+def test_runs_that_differ_in_their_seeds_are_one_recipe_without_a_seed_in_its_name(runs: Path) -> None:
+    (run, _) = read_runs([runs])
+    seeds = [replace(run, name=f"lr=1,seed={seed}", recipe=run.recipe | {"seed": seed}) for seed in (1, 2)]
+    report = run_report(seeds, "sweep")
+    assert report.verdict.startswith("lr=1 has ")
+    (chart,) = [part.chart for part in report.parts if isinstance(part, Picture)]
+    assert list(chart.values) == ["lr=1"]
 
 
 def test_half(runs: Path) -> None:

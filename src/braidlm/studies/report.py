@@ -130,7 +130,7 @@ def model_colours(results: StudyResults) -> dict[str, str]:
 def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, float] | None = None) -> Lines | None:
     """How the first seed's models learned a domain; a composed model begins after the tokens of what it is made of.
 
-    None if there was no validation.
+    None if there was one validation at most.
     """
     unit, colours, levels = results.unit, model_colours(results), levels or {}
     models = [m for m in results.models if m.seed == results.study.seeds[0]]
@@ -145,7 +145,7 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
             label = f"{model.name} (path)" if model.kind == "path" else model.name
             series[label] = ([seen + shift for seen, _ in points], [bits for _, bits in points])
             series_colours[label] = colours[model.name]
-    if not series:
+    if all(len(seen) < 2 for seen, _ in series.values()):
         return None
     return Lines(
         series,

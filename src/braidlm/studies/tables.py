@@ -126,9 +126,9 @@ def variants(results: StudyResults) -> Table:
         trainable = f"{first.trainable:,}" if first.trainable else None
         took = duration(mean(m.seconds for m in models)) if first.tokens else None
         how = _how(results, name) if is_variant else "base"
-        rows.append([name, how, f"{first.parameters:,}", trainable, *scores, took])
+        rows.append([name, how, *scores, f"{first.parameters:,}", trainable, took])
     domains = [column for domain in results.domains for column in (domain, f"{domain}, change")]
-    columns = ["model", "made by", "parameters", "trainable", *domains, "training"]
+    columns = ["model", "made by", *domains, "parameters", "trainable", "training"]
     title = "Bits per byte of the variants, and the change against the base"
     return _table("variants", title, columns, rows, results)
 

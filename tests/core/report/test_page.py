@@ -288,6 +288,12 @@ def test_paragraphs_code_and_lines() -> None:
     assert '<span class="prompt">Once </span>line one\nline two</blockquote>' in document
 
 
+def test_a_long_fact_has_more_room() -> None:
+    document = html(Report("t").facts({"steps": "100", "machine": "an old CPU with two cores"}))
+    assert "<div><dt>steps</dt>" in document
+    assert '<div class="long"><dt>machine</dt>' in document
+
+
 def test_headings_have_two_levels() -> None:
     with pytest.raises(BraidError, match="level 2 or 3, not 1"):
         Report("t").heading("x", 1)

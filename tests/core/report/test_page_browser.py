@@ -120,6 +120,12 @@ def test_a_chart_is_read_and_zoomed_by_keyboard(page: Any) -> None:
     assert ticks(figure) == whole
 
 
+def test_whole_numbers_have_whole_ticks(page: Any) -> None:
+    figure = chart(page, "lines")  # its values are at 1, 2 and 3
+    along = figure.locator("svg[role=img] .tick[text-anchor=middle]").all_text_contents()
+    assert along == ["1", "2", "3"]
+
+
 def test_a_series_is_hidden_by_its_name(page: Any) -> None:
     figure = chart(page, "loss")
     assert figure.locator("path.series").count() == 2

@@ -413,7 +413,8 @@ function drawBars(view, chart) {
     y += inGroups ? 12 : 5;
   }
   svg("line", { class: "base", x1: scale(0), x2: scale(0), y1: 2, y2: y - 4 }, view.svg);
-  svg("text", { x: left, y: y + 10, class: "axis" }, view.svg, chart.value_label);
+  const named = measure(chart.value_label) > view.width - left ? 2 : left;
+  svg("text", { x: named, y: y + 10, class: "axis" }, view.svg, clipped(chart.value_label, view.width - named));
   view.height = y + 18;
   view.entries = inGroups ? names.map((name) => ({ name, colour: colour(name), filled: true })) : [];
   view.find = boxed(view);
