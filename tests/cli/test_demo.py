@@ -64,7 +64,6 @@ def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
         "What was done",
         "Who goes where",
         "Take a path away",
-        "Two paths, trained apart",
         "Composed into one model",
         "How they learned",
         "Every number",

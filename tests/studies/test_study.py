@@ -13,6 +13,7 @@ from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.card import licence_of_folder
 from braidlm.core.models.folders import load_lineage, load_model, save_model
+from braidlm.core.report.verdicts import spread
 from braidlm.data.loading.open_data import open_data
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.braid_config import BraidConfig
@@ -25,7 +26,7 @@ from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import is_trained_from, run_study
 from braidlm.studies.show import show
-from braidlm.studies.tables import inactive_paths, quality, spread, training_time
+from braidlm.studies.tables import inactive_paths, quality, training_time
 from braidlm.training.train import train
 from tests.report_pages import charts_of
 from tests.studies.toy_study import DENSE, PATH_MODEL, PATHS, WHOLE_MODEL, composed, path, toy_study

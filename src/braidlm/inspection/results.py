@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from braidlm.core.report.page import notebook
-from braidlm.core.report.report import Bars, HeatMap, HeatMaps, Lines, Report, StackedShares, Table
+from braidlm.core.report.report import Bars, HeatMap, HeatMaps, Lines, Report, StackedShares, Table, listed
 from braidlm.inspection.gates import ModelGates
 from braidlm.inspection.layers import Layer
 from braidlm.inspection.measures import LayerTally, Tally
@@ -205,23 +205,17 @@ def degenerate(layer: Layer, load: dict[str, float], paths: Sequence[str], domai
     largest = sorted(load, key=lambda name: -load[name])[: layer.top_k]
     share = sum(load[name] for name in largest)
     if share < 0.99:
-        never = [name for name in expected if load.get(name) == 0.0]
-        return [f"{layer.name} never takes {_quoted(never)}"] if never else []
+        never = [f"'{name}'" for name in expected if load.get(name) == 0.0]
+        return [f"{layer.name} never takes {listed(never)}"] if never else []
     if layer.read_by == "cosine" and len(expected) == 1:
         return []  # there is no other path to be closest to
     only = f" (and all texts are '{domains[0]}')" if len(domains) == 1 else ""
-    few = _quoted(largest)
+    few = listed([f"'{name}'" for name in largest])
     if layer.top_k > 1:
         return [f"{layer.name} gives {percent(share)} of its picks to {few}{only}"]
     if layer.read_by != "cosine":
         return [f"{layer.name} sends {percent(share)} of tokens to {few}{only}"]
     return [f"{layer.name} is closest to {few} at {percent(share)} of tokens{only}"]
-
-
-def _quoted(names: Sequence[str]) -> str:
-    """'a', 'b' and 'c'."""
-    *first, last = [f"'{name}'" for name in names]
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def load_chart(result: RoutingReport) -> HeatMaps:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from braidlm.core.report.report import Bars, Mark, Report, Table, listed
+from braidlm.core.report.report import Bars, Mark, Report, Table, Tokens, listed
 from braidlm.inspection.data_tables import data_tables
 from braidlm.inspection.layers import Layer
 from braidlm.inspection.results import (
@@ -68,7 +68,7 @@ def routes_report(result: RoutingReport, back: str = "") -> Report:
 def _add_routes(report: Report, result: RoutingReport) -> None:
     paragraphs = []
     for model in result.models:
-        said = verdicts(model)[::-1] or ["The texts have no domains, so there is nothing to judge this by."]
+        said = verdicts(model)[::-1] or [f"{_of_load(model)}The texts have no domains to judge choices by."]
         said += [" ".join(f"{finding}." for finding in model.findings)] if model.findings else []
         paragraphs += [f"{model.name}: {text}" if len(result.models) > 1 else text for text in said]
     report.verdict = _with_code("\n\n".join(paragraphs))
@@ -130,18 +130,28 @@ def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
     if tally.accuracy is not None:
         yield "for the domain's path", percent(tally.accuracy)
         yield "would be by chance", percent(tally.accuracy_by_chance)
-    smallest = [
-        min(one.load[name] for name in names) * len(names)
-        for layer, one in model.read()
-        if layer.top_k > 1 and (names := _active_choices(model, layer))
-    ]
-    if smallest:
-        yield "of an even share, least used", percent(min(smallest))
+    if (least := _least_load(model)) is not None:
+        yield "of an even share, least used", percent(least)
     for name, share in tally.shares.items():
         if name not in model.paths:
             yield f"for all paths {name}", percent(share)
     if (best := tally.most_informative) is not None:
         yield f"of {best.domain_entropy:.2f} bits of the domain", f"{best.information:.2f}"
+
+
+def _least_load(model: ModelRoutes) -> float | None:
+    """The load of the least used choice of any layer in which tokens take several, as a share of an even load."""
+    loads = [
+        min(one.load[name] for name in names) * len(names)
+        for layer, one in model.read()
+        if layer.top_k > 1 and (names := _active_choices(model, layer))
+    ]
+    return min(loads, default=None)
+
+
+def _of_load(model: ModelRoutes) -> str:
+    least = _least_load(model)
+    return "" if least is None else f"The least used choice of any layer has {percent(least)} of an even share. "
 
 
 def _active_choices(model: ModelRoutes, layer: Layer) -> list[str]:
@@ -266,7 +276,7 @@ def _token_views(report: Report, result: RoutingReport) -> None:
             rows = [(layer.label, list(zip(view.tokens, row, strict=True))) for layer, row in shown if row is not None]
             if len(rows) > MAX_ROWS:  # layers evenly spread from the first to the last
                 rows = [rows[round(at * (len(rows) - 1) / (FEW - 1))] for at in range(FEW)]
-            report.tokens(rows, result.choices, result.no_paths, name)
+            report.add(Tokens(rows, result.choices, result.no_paths, name))
 
 
 def _method(report: Report, result: RoutingReport) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from braidlm.core import console
-from braidlm.core.console import count
 from braidlm.core.models.folders import load_model
 from braidlm.core.report.rendering import show_report, write
 from braidlm.core.report.report import Report, Table, listed
@@ -144,7 +143,6 @@ def demo_report(facts: DemoFacts) -> Report:
         "What was done": _add_setting,
         "Who goes where": _add_routing,
         "Take a path away": _add_withdrawing,
-        "Two paths, trained apart": _add_paths,
         "Composed into one model": _add_composing,
         "How they learned": _add_curves,
         "Every number": _add_numbers,
@@ -203,14 +201,6 @@ def _add_setting(report: Report, facts: DemoFacts) -> None:
     )
     sizes = {f"parameters, {m.name}": f"{m.parameters:,}" for m in results.models}
     report.facts(sizes | {"vocabulary": f"{facts.vocab_size:,}"})
-
-
-def _add_paths(report: Report, facts: DemoFacts) -> None:
-    results = facts.results
-    paths = [m for m in results.models if m.kind == "path"]
-    rows = [[m.name, count(m.tokens), *(f"{m.bits[d]:.3f}" for d in results.domains)] for m in paths]
-    report.text("Each path knows its own domain and is lost in the other. Bits per byte of held-out text:")
-    report.table(Table(["path", "tokens seen", *(f"on {d}" for d in results.domains)], rows))
 
 
 def _add_composing(report: Report, facts: DemoFacts) -> None:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
 from braidlm.core.report.report import Report, Table
+from braidlm.core.report.verdicts import spread
 from braidlm.evals.babylm.averages import published_rows
 from braidlm.studies.results import ModelResult, StudyResults
 from braidlm.studies.steps import EditStep
@@ -251,12 +252,6 @@ def _table(
 def kind_label(kind: Role) -> str:
     """A kind of model in the words of tables."""
     return "from scratch" if kind == "whole" else kind
-
-
-def spread(values: Sequence[float], digits: int = 3, sign: str = "") -> str:
-    """The mean over seeds, and where there are several the deviation of the sample; `+` is the sign of changes."""
-    text = f"{mean(values):{sign}.{digits}f}".replace("-", "−")
-    return text if len(values) == 1 else f"{text} ± {stdev(values):.{digits}f}"
 
 
 def _bits(results: StudyResults, models: Sequence[ModelResult]) -> list[str | None]:

@@ -28,6 +28,7 @@ from braidlm.core.report.report import (
     StackedShares,
     Strong,
     Table,
+    Tokens,
 )
 
 VOID = {"meta", "link", "img", "br", "hr"}
@@ -268,7 +269,7 @@ def test_a_notebook_has_the_same_table_and_notes_below() -> None:
 
 def test_tokens_have_the_colour_of_their_name() -> None:
     rows = [("layer 1", [("One", "a"), (" <day>\n", "b"), ("", "mix")])]
-    page = html(Report("t").tokens(rows, ["a", "b", "mix"], ["mix"], "About."))
+    page = html(Report("t").add(Tokens(rows, ["a", "b", "mix"], ["mix"], "About.")))
     assert '<span class="c1" title="a">One</span><span class="c2" title="b"> &lt;day&gt;⏎\n</span>' in page
     assert '<span class="grey" title="mix">·</span>' in page
     assert page.count("<li>") == 3

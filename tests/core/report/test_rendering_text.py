@@ -3,7 +3,7 @@
 import pytest
 
 from braidlm.core.report.rendering import csv_text, markdown, show_report, table_markdown
-from braidlm.core.report.report import Bars, Mark, Report, Strong, Table
+from braidlm.core.report.report import Bars, Mark, Report, Strong, Table, Tokens
 
 
 def small_report() -> Report:
@@ -12,7 +12,7 @@ def small_report() -> Report:
     report.table(Table(["name", "a|b"], [["x", Strong("1 ± 2")], ["y", Mark("2", "wrong")]], "A caption.", keep=1))
     report.chart(Bars({"a": 1.0}, "v"), "A chart.", name="bars").chart(Bars({"a": 1.0}, "v"))
     report.quote("two\n`lines`", "one", prompt="Once, ", note="a note").code("braid demo").code("long", "Everything")
-    return report.links({"All": "a b.csv"}).tokens([("l", [("t", "a")])], ["a"])
+    return report.links({"All": "a b.csv"}).add(Tokens([("l", [("t", "a")])], ["a"]))
 
 
 def test_markdown_escapes_texts_and_keeps_code() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from braidlm.core.devices import weights_bytes
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, stage_table
 from braidlm.core.reading import parse_yaml, read_text
+from braidlm.core.report.rendering import part_markdown
+from braidlm.core.report.report import Table
 from braidlm.model.compression import untrainable
 from braidlm.model.modeling_braid import BraidForCausalLM
 
@@ -134,7 +136,7 @@ def results_section(results: Mapping[str, Mapping[str, Any]]) -> str:
         error = result.get("standard_error")
         shown = f"{result['score']:.4g}" + (f" ± {error:.2g}" if isinstance(error, float) else "")
         rows.append((task, result.get("metric", "score"), shown, result.get("count", "-")))
-    return f"## Evaluation\n\n{_table(('task', 'metric', 'score', 'items'), rows)}\n"
+    return f"## Evaluation\n\n{part_markdown(Table(('task', 'metric', 'score', 'items'), rows))}\n"
 
 
 def model_card(name: str, lineage: dict[str, Any], model: BraidForCausalLM | None = None) -> str:
@@ -142,8 +144,8 @@ def model_card(name: str, lineage: dict[str, Any], model: BraidForCausalLM | Non
     made_by = f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}."
     sections = [f"# {name}", made_by]
     if model is not None:
-        parts = _table(("part", "layers", "parameters", "active per token"), _parts(model))
-        sections += [_table(("", ""), _facts(model)), USE, "## Parts", parts]
+        parts = part_markdown(Table(("part", "layers", "parameters", "active per token"), _parts(model)))
+        sections += [part_markdown(Table(("", ""), _facts(model))), USE, "## Parts", parts]
         has_stacks = any(parameter.ndim == 3 for parameter in model.parameters())
         if has_stacks and not untrainable(model.config.decoded.compression):
             sections.append(ADAPTERS)
@@ -153,7 +155,10 @@ def model_card(name: str, lineage: dict[str, Any], model: BraidForCausalLM | Non
 def _origin(lineage: dict[str, Any]) -> Iterator[str]:
     """Data, licence, training."""
     rows = list(_data_rows(lineage))
-    yield from ("## Data", _table(("data", "source", "tokens", "words", "for"), rows) if rows else "Not known.")
+    yield from (
+        "## Data",
+        part_markdown(Table(("data", "source", "tokens", "words", "for"), rows)) if rows else "Not known.",
+    )
     yield from ("## Licence", _licence_section(lineage))
     yield "`lineage.json` says where every part came from."
     if training := lineage.get("training"):
@@ -235,9 +240,3 @@ def _data_rows(lineage: dict[str, Any], part: str = "-") -> Iterator[tuple[str, 
             yield from _data_rows(source, str(source.get("name") or source.get("model") or part))
         elif isinstance(source.get("lineage"), dict):  # the same model in another format
             yield from _data_rows(source["lineage"], part)
-
-
-def _table(columns: Sequence[str], rows: Any) -> str:
-    """A Markdown table; a `|` inside a cell would end it."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)

@@ -51,7 +51,7 @@ def csv_text(table: Table) -> str:
 def markdown(report: Report) -> str:
     """The report without what only a page can show: tokens in colours, and collapsed listings."""
     head = [f"# {plain(report.title)}", plain(report.subtitle), plain(report.verdict)]
-    parts = [*head, *(_markdown(part) for part in report.parts)]
+    parts = [*head, *(part_markdown(part) for part in report.parts)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -72,7 +72,8 @@ def _cell(value: Any, escaped: Callable[[str], str], bold: str, bold_end: str) -
     return f"{bold}{text}{bold_end}" if isinstance(value, Strong) else text
 
 
-def _markdown(part: Part) -> str:
+def part_markdown(part: Part) -> str:
+    """One part of a report, such as a table."""
     match part:
         case Heading(text, level):
             return f"{'#' * level} {plain(text)}"
@@ -86,7 +87,7 @@ def _markdown(part: Part) -> str:
             table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
             return f"{plain(part.caption)}\n\n{table}" if part.caption else table
         case Picture(chart, caption):
-            return "\n\n".join(filter(None, [plain(caption), _markdown(chart_table(chart))]))
+            return "\n\n".join(filter(None, [plain(caption), part_markdown(chart_table(chart))]))
         case Quote(text, who, prompt, note):
             quoted = SPECIAL.sub(r"\\\g<0>", prompt + text).replace("`", r"\`").split("\n")
             said = "\n".join(f"> {line}".rstrip() + "  " for line in quoted)

@@ -274,42 +274,33 @@ class Report:
     def heading(self, text: str, level: int = 2) -> Self:
         if level not in (2, 3):
             raise BraidError(f"a heading has level 2 or 3, not {level}", f"report '{self.title}'")
-        return self._add(Heading(text, level))
+        return self.add(Heading(text, level))
 
     def text(self, text: str) -> Self:
-        return self._add(Text(text))
+        return self.add(Text(text))
 
     def facts(self, facts: Mapping[str, Any]) -> Self:
-        return self._add(Facts(facts))
+        return self.add(Facts(facts))
 
     def table(self, table: Table) -> Self:
-        return self._add(table)
+        return self.add(table)
 
     def chart(self, chart: Chart, caption: str = "", name: str = "") -> Self:
-        return self._add(Picture(chart, caption, name))
+        return self.add(Picture(chart, caption, name))
 
     def quote(self, text: str, who: str = "", prompt: str = "", note: str = "") -> Self:
-        return self._add(Quote(text, who, prompt, note))
-
-    def tokens(
-        self,
-        rows: Sequence[tuple[str, Sequence[tuple[str, str]]]],
-        names: Sequence[str],
-        neutral: Collection[str] = (),
-        caption: str = "",
-    ) -> Self:
-        return self._add(Tokens(rows, names, neutral, caption))
+        return self.add(Quote(text, who, prompt, note))
 
     def code(self, text: str, summary: str = "") -> Self:
-        return self._add(Code(text, summary))
+        return self.add(Code(text, summary))
 
     def links(self, files: Mapping[str, str]) -> Self:
         for file in files.values():
             if not LOCAL_FILE.fullmatch(file):
                 raise BraidError(f"a report links to files beside it, not to '{file}'", f"report '{self.title}'")
-        return self._add(Links(files))
+        return self.add(Links(files))
 
-    def _add(self, part: Part) -> Self:
+    def add(self, part: Part) -> Self:
         self.parts.append(part)
         return self
 

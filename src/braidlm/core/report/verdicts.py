@@ -15,7 +15,7 @@ def ranking(scores: Mapping[str, Sequence[float]], compared: str, what: str = "b
     known = {name: each for name, each in scores.items() if each and all(map(math.isfinite, each))}
     best, *others = sorted(known, key=lambda name: mean(known[name])) or [""]
     if not others:
-        only = f"{best} has {_shown(known[best])} {what}" if best else f"No {what} are known"
+        only = f"{best} has {spread(known[best], 4)} {what}" if best else f"No {what} are known"
         return f"{only}; there is nothing to compare it with."
     first, second = known[best], known[others[0]]
     gap = mean(second) - mean(first)
@@ -33,11 +33,12 @@ def ranking(scores: Mapping[str, Sequence[float]], compared: str, what: str = "b
     of = f"of {len(known)} {compared}"
     won = f"{best} is the best {of}, with" if is_clear else f"No clear winner {of}: {best} has"
     return (
-        f"{won} {_shown(first)} {what}, {share:.1%} less than the next, {others[0]} ({_shown(second)}).\n\n"
+        f"{won} {spread(first, 4)} {what}, {share:.1%} less than the next, {others[0]} ({spread(second, 4)}).\n\n"
         f"How sure: {sure}."
     )
 
 
-def _shown(values: Sequence[float]) -> str:
-    text = f"{mean(values):.4f}"
-    return text if len(values) == 1 else f"{text} ± {stdev(values):.4f}"
+def spread(values: Sequence[float], digits: int = 3, sign: str = "") -> str:
+    """The mean over seeds, and where there are several the deviation of the sample; `+` is the sign of changes."""
+    text = f"{mean(values):{sign}.{digits}f}".replace("-", "−")
+    return text if len(values) == 1 else f"{text} ± {stdev(values):.{digits}f}"

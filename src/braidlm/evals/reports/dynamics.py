@@ -132,8 +132,8 @@ def best_sentence(run: Dynamics) -> str:
         return text
     tasks = ", ".join(f"`{task}` ({spread:.2g} and {error:.2g})" for task, (spread, error) in run.noisy.items())
     return (
-        f"{text} Mind that much is chance where the standard deviation over the checkpoints is not much more than the "
-        f"standard error of one score: {tasks}."
+        f"{text}\n\nHow sure: much is chance where the standard deviation over the checkpoints is not much more than "
+        f"the standard error of one score: {tasks}."
     )
 
 
