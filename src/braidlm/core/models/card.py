@@ -144,7 +144,7 @@ def model_card(name: str, lineage: dict[str, Any], model: BraidForCausalLM | Non
     made_by = f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}."
     sections = [f"# {name}", made_by]
     if model is not None:
-        parts = part_markdown(Table(("part", "layers", "parameters", "active per token"), _parts(model)))
+        parts = part_markdown(Table(("part", "layers", "parameters", "active per token"), list(_parts(model))))
         sections += [part_markdown(Table(("", ""), _facts(model))), USE, "## Parts", parts]
         has_stacks = any(parameter.ndim == 3 for parameter in model.parameters())
         if has_stacks and not untrainable(model.config.decoded.compression):
