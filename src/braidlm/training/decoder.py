@@ -21,7 +21,7 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import share_of_batch
 from braidlm.opening.decoder import OpenedDecoder, cost_rows
 from braidlm.opening.gated_folders import GATES, gate_tensors, read_adapter, write_adapter_files, write_decoder
-from braidlm.opening.gating import gates_of
+from braidlm.opening.gating import find_parts, gates_of
 from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.lora import DecoderLora, check_same_base, layer_matrices
 from braidlm.training.recipe import Recipe, TrainingConfig
@@ -59,6 +59,9 @@ class TrainableDecoder(Trainable):
 
     def matrices(self) -> list[nn.Parameter]:
         return [module.weight for module in layer_matrices(self.model).values()]  # type: ignore[misc]
+
+    def units(self) -> list[nn.Module]:
+        return list(find_parts(self.model).layers)
 
     def flops_per_token(self, length: int) -> int:
         return sum(cost.flops_per_token for cost in cost_rows(self.model, length).values())

@@ -39,9 +39,9 @@ from braidlm.training.step.compute import (
     using_threads,
 )
 from braidlm.training.step.optimizers.contract import decay_outlasts_rate
-from braidlm.training.step.parallel import Rank, sum_over_processes, wait_for_all
+from braidlm.training.step.parallel import Rank, broadcast, sum_over_processes, wait_for_all
 from braidlm.training.step.step import Stepper
-from braidlm.training.trainable import Trainable
+from braidlm.training.trainable import Trainable, trainable_parameters
 
 PATIENCE = 1.0
 """Seconds. A second signal within them is torchrun forwarding the same Ctrl-C."""
@@ -93,12 +93,17 @@ class Trainer:
         dtype = choose_dtype(training.precision, rank.device)
         self.features = make_features(Setup(self.model, training, rank, dtype, recipe.seed, recipe.data, data))
         self.lineage = {**lineage, "sources": [*lineage["sources"], *(x for f in self.features for x in f.sources())]}
-        self.stepper = Stepper(trained, training, rank, dtype, self.features)
-        self.state = StepState(trained, self.stepper.optimizer, self.features)
         length = recipe.data.length
         parts: Sequence[Part] = [(1.0, length)]
         for one in self.features:
             length, parts = one.text_length(length), one.attended(parts)
+        # Of a model whose weights lie on several processes nobody can tell what it costs.
+        self.costs = {"parameters": sum(parameter.numel() for parameter in self.model.parameters())}
+        self.costs |= {"flops_per_token": trained.flops_per_token(recipe.data.length)}
+        self.trainable_parameters = trainable_parameters(self.model)
+        mean = sum(share * trained.flops_per_token(attended) for share, attended in parts)
+        self.stepper = Stepper(trained, training, rank, dtype, self.features)
+        self.state = StepState(trained, self.stepper.optimizer, self.features)
         rows = {"rows": training.batch, "accumulation": training.accumulation}
         own = {"seed": recipe.seed, "rank": rank.index, "world": rank.world_size}
         chunking = chunkings.build(recipe.data.chunking)
@@ -106,7 +111,6 @@ class Trainer:
         self.learning_rate = LearningRate(training)
         self.progress = Progress()
         self.rate = 0.0
-        mean = sum(share * trained.flops_per_token(attended) for share, attended in parts)
         flops = round(mean * recipe.data.length / length)  # tokens that are no text cost too
         self.reporter = Reporter(recipe, trained, data, self.stepper, flops)
         self.saved_at: int | None = None
@@ -147,7 +151,7 @@ class Trainer:
         if self.rank.is_main:
             self.checkpoints.remove_leftovers()
         wait_for_all(self.rank)
-        name = self.checkpoints.newest_good()
+        name = broadcast(self.checkpoints.newest_good() if self.rank.is_main else None, self.rank)
         if name is None:
             self.checkpoints.check_empty()
         else:
@@ -189,7 +193,9 @@ class Trainer:
             self.threads = choose_threads(self.trained, shape, self.rank, training.threads, self.threads)
             with using_threads(self.threads):
                 self._choose_compute(shape)
-                return self._train(tracker)
+                finished = self._train(tracker)
+                self.checkpoints.wait()
+                return finished
 
     def _train(self, tracker: Tracker | None) -> bool:
         total, done = float(self.budget.count), float(self.progress.done(self.budget.unit))

@@ -31,8 +31,9 @@ from braidlm.training.features.feature import asked_features
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
 from braidlm.training.monitoring.tracking import Tracker, record_event
-from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
+from braidlm.training.recipe import LoadedRecipe, Recipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, claimed
+from braidlm.training.saving.checkpoints import Checkpoints
 from braidlm.training.start_from import (
     check_length,
     check_not_quantised,
@@ -103,6 +104,7 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     data = replace(data, train=order_streams(data.train, recipe.data.order, recipe.seed, known))
     torch.manual_seed(recipe.seed)
     trained = _make_trainable(loaded, data, rank.device)
+    recipe = recipe if fresh else with_rows_of_run(recipe, folder, rank)
     # Dropout differs between processes, weights do not.
     torch.manual_seed((recipe.seed * 1000 + rank.index) % MAX_INTEGER)
     trainer = Trainer(recipe, trained, data, _lineage(loaded, data), rank)
@@ -110,6 +112,23 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
         if rank.is_main:
             record_orders(data.train, folder / ORDER)
         return _run(trainer, folder)
+
+
+def with_rows_of_run(recipe: Recipe, folder: Path, rank: Rank) -> Recipe:
+    """The recipe with as many rows in a step as the run in its folder has, which other processes may have begun."""
+    training, rows = recipe.training, Checkpoints(folder, rank, None).rows_of_a_step()
+    if rows in (None, training.batch * training.accumulation * rank.world_size):
+        return recipe
+    own, rest = divmod(rows or 0, rank.world_size)
+    if rest:
+        what = f"a step of this run has {rows} rows, which do not divide among {rank.world_size} processes"
+        raise BraidError(what, str(folder), "Start another number of processes.")
+    batch = max(size for size in range(1, min(own, training.batch) + 1) if own % size == 0)
+    console.say(
+        f"A step of this run has {rows} rows: each of {rank.world_size} processes makes {own // batch} forward passes "
+        f"of {batch} rows in it."
+    )
+    return replace(recipe, training=replace(training, batch=batch, accumulation=own // batch))
 
 
 def _make_trainable(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> Trainable:
@@ -126,17 +145,6 @@ def _make_trainable(loaded: LoadedRecipe, data: OpenData, device: torch.device) 
         todo = f"Take parts out of training.freeze.{also}"
         raise BraidError("everything is frozen: there is nothing to train", todo=todo)
     return TrainableBraid(model, _add_adapter(model, loaded))
-
-
-def trainable_parameters(model: torch.nn.Module) -> int:
-    """How many parameters training changes; of a bank that is partly frozen, those of the other members."""
-    counts = {
-        parameter: parameter[rows].numel() if (rows := getattr(module, "trained_rows", None)) else parameter.numel()
-        for module in model.modules()
-        for parameter in module.parameters(recurse=False)
-        if parameter.requires_grad
-    }  # a tied one counts once
-    return sum(counts.values())
 
 
 def _add_adapter(model: BraidForCausalLM, loaded: LoadedRecipe) -> Adapter | None:
@@ -167,7 +175,7 @@ def _run(trainer: Trainer, folder: Path) -> Run:
     if not finished:
         console.say(f"Stopped and saved as {newest}. The same command goes on from there.")
     stopped_by, model = None if finished else trainer.stop.interruption, trainer.checkpoints.models / newest
-    return Run(folder, model, trainer.progress, finished, stopped_by, trainable_parameters(trainer.model))
+    return Run(folder, model, trainer.progress, finished, stopped_by, trainer.trainable_parameters)
 
 
 def _track(trainer: Trainer, folder: Path) -> bool:
@@ -180,10 +188,9 @@ def _track(trainer: Trainer, folder: Path) -> bool:
         "device": device_name(trainer.rank.device),
         "processes": trainer.rank.world_size,
         "torch": torch.__version__,
-        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
-        "flops_per_token": trainer.trained.flops_per_token(trainer.recipe.data.length),
+        **trainer.costs,
     }
-    counts = (console.count(trainable_parameters(trainer.model)), console.count(facts["parameters"]))
+    counts = (console.count(trainer.trainable_parameters), console.count(facts["parameters"]))
     which = " of ".join(dict.fromkeys(counts))
     console.say(f"Training {which} parameters for {trainer.budget} ({facts['device']}), in {folder}")
     record_event(folder, "start", **facts)

@@ -18,16 +18,18 @@ from transformers import PreTrainedModel
 from braidlm.core.decoding.decoder import Decoder, Sampling
 from braidlm.core.decoding.generation import Piece, continue_text
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import model_cost
+from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.adapters import adaptable
-from braidlm.core.models.folders import WEIGHTS, write_model_files
+from braidlm.core.models.folders import WEIGHTS, write_around_weights, write_model_files, write_record
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.kernels.lower import lower, replace_parts
 from braidlm.kernels.side_stream import SideStream
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.lora import Adapter
+from braidlm.training.saving.shards import write_whole
 from braidlm.training.step.objective import Objective
+from braidlm.training.step.sharding import whole_view
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
@@ -65,9 +67,30 @@ class Trainable(ABC):
     def read(self, folder: Path) -> None:
         """Take the trained weights of a folder that `write` wrote."""
 
+    def spread_weights(self) -> dict[str, Tensor]:
+        """What a folder's file of weights holds, by name, where processes can write and read it in parts; they do not
+        call `write` and `read` then, which need whole weights.
+        """
+        return {}
+
+    def write_around_weights(self, folder: Path, tokenizer: BraidTokenizer | None, name: str) -> None:
+        """The files of a folder that do not depend on its weights."""
+        raise NotImplementedError("abstract: only where processes write weights in parts")
+
+    def write_weights(
+        self, folder: Path, shards: Path, tokenizer: BraidTokenizer | None, lineage: dict[str, Any], name: str
+    ) -> None:
+        """The file of weights from parts that processes wrote, and what records it; training goes on meanwhile."""
+        raise NotImplementedError("abstract: only where processes write weights in parts")
+
     @abstractmethod
     def matrices(self) -> list[nn.Parameter]:
         """The matrices between embedding and head, and banks of them, but for those of routers."""
+
+    @abstractmethod
+    def units(self) -> list[nn.Module]:
+        """Modules that are called one after the other, inner ones first: where weights are spread over processes, those
+        of one unit are gathered together."""
 
     def continue_text(
         self, tokenizer: BraidTokenizer, prompts: Sequence[str], max_tokens: int, sampling: Sampling
@@ -105,6 +128,9 @@ class TrainableBraid(Trainable):
     def matrices(self) -> list[nn.Parameter]:
         return [self.model.get_submodule(name).weight for name in adaptable(self.model)]  # type: ignore[misc]
 
+    def units(self) -> list[nn.Module]:
+        return [part for stage in self.model.model.stages for part in (*getattr(stage, "layers", ()), stage)]
+
     def flops_per_token(self, length: int) -> int:
         return model_cost(self.model, length).flops_per_token
 
@@ -122,6 +148,23 @@ class TrainableBraid(Trainable):
         if self.adapter is not None:
             self.adapter.write(folder)
 
+    def spread_weights(self) -> dict[str, Tensor]:
+        if self.adapter is not None:
+            return {}
+        parameters = dict(self.model.named_parameters())
+        tensors = {n: tensor for n, tensor in self.model.state_dict().items() if n not in self.model.tied}
+        return {name: whole_view(tensor, parameters.get(name, tensor)) for name, tensor in tensors.items()}
+
+    def write_around_weights(self, folder: Path, tokenizer: BraidTokenizer | None, name: str) -> None:
+        write_around_weights(self.model, folder, tokenizer, name)
+        self.model.save_pretrained(folder, state_dict={})
+
+    def write_weights(
+        self, folder: Path, shards: Path, tokenizer: BraidTokenizer | None, lineage: dict[str, Any], name: str
+    ) -> None:
+        write_whole(shards, folder / WEIGHTS)
+        write_record(skeleton(self.model.config), folder, tokenizer, lineage, name)
+
     def read(self, folder: Path) -> None:
         if self.adapter is not None:
             self.adapter.read(folder)
@@ -133,3 +176,14 @@ class TrainableBraid(Trainable):
 
     def lower(self, dtype: torch.dtype, side: SideStream | None, compile_plain: bool) -> "LoweredModel | None":
         return lower(self.model, dtype, side, compile_plain=compile_plain)
+
+
+def trainable_parameters(model: nn.Module) -> int:
+    """How many parameters training changes; of a bank that is partly frozen, those of the other members."""
+    counts = {
+        parameter: parameter[rows].numel() if (rows := getattr(module, "trained_rows", None)) else parameter.numel()
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+        if parameter.requires_grad
+    }  # a tied one counts once
+    return sum(counts.values())

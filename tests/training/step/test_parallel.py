@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from braidlm.core.errors import BraidError
-from braidlm.training.step.parallel import Rank, _device, data_parallel, is_main_process, join_group, sum_over_processes
+from braidlm.training.step.parallel import Rank, _device, is_main_process, join_group, sum_over_processes
 from braidlm.training.train import train
 from tests.training.forked_runs import fork
 from tests.training.tiny_runs import records, tiny_recipe, torchrun, weights, written
@@ -65,8 +65,6 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     with join_group("cpu") as rank:
         assert rank == Rank(0, 1, torch.device("cpu"))
         assert rank.is_main
-        module = torch.nn.Linear(1, 1)
-        assert data_parallel(module, rank) is module
         assert sum_over_processes(torch.tensor(3.0), rank) == 3.0
     monkeypatch.setenv("RANK", "1")
     assert not is_main_process()

@@ -60,6 +60,13 @@ def write_model_files(
     model: BraidForCausalLM, folder: Path, tokenizer: Tokenizer | None, lineage: dict[str, Any], name: str
 ) -> None:
     """The files of a model folder, into a folder that the caller makes final."""
+    write_around_weights(model, folder, tokenizer, name)
+    model.save_pretrained(folder, max_shard_size="1000TB")  # a model folder has one file of weights
+    write_record(model, folder, tokenizer, lineage, name)
+
+
+def write_around_weights(model: BraidForCausalLM, folder: Path, tokenizer: Tokenizer | None, name: str) -> None:
+    """The tokenizer of a model folder, after a check that the model knows it, and what generation needs to know."""
     config = model.config
     if tokenizer is not None:
         check_vocabulary(config.vocab_size, tokenizer, name)
@@ -77,7 +84,12 @@ def write_model_files(
     )
     if tokenizer is not None and tokenizer.pause_id is not None:
         model.generation_config.suppress_tokens = [tokenizer.pause_id]  # it was never trained as the next token
-    model.save_pretrained(folder, max_shard_size="1000TB")  # a model folder has one file of weights
+
+
+def write_record(
+    model: BraidForCausalLM, folder: Path, tokenizer: Tokenizer | None, lineage: dict[str, Any], name: str
+) -> None:
+    """Lineage and card of a model folder whose weights are written."""
     record = write_lineage(folder, tokenizer, lineage, {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)})
     write_text(folder / "README.md", model_card(name, record, model))
 

@@ -56,17 +56,35 @@ class BatchedMuon(optim.Optimizer):
 
     def _update(self, shape: list[int], ratio: float, parameters: list[Tensor], group: dict[str, Any]) -> None:
         rate, momentum = group["lr"], group["momentum"]
-        gradients: list[Any] = [p.grad for p in parameters]
-        averages = [self._momentum_buffer(p) for p in parameters]
+        gradients: list[Any] = [self.held(p.grad) for p in parameters]
+        averages = [self.held(self._momentum_buffer(p)) for p in parameters]
         torch._foreach_lerp_(averages, gradients, 1 - momentum)
         directions = torch._foreach_lerp(gradients, averages, momentum) if group["nesterov"] else averages
-        matrices = torch.cat([each.reshape(-1, *shape) for each in directions])
-        steps = orthogonalized(matrices.to(self.dtype), group["ns_steps"])
+        whole = [self.whole(each, p) for each, p in zip(directions, parameters, strict=True)]
+        steps = self.orthogonalize(torch.cat([each.reshape(-1, *shape) for each in whole]), group["ns_steps"])
         steps = steps.to(torch.float32, memory_format=torch.contiguous_format).mul_(-rate * ratio)
+        weights = [self.held(p) for p in parameters]
         if group["weight_decay"]:
-            torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-        split = steps.split([p.numel() // steps[0].numel() for p in parameters])
-        torch._foreach_add_(parameters, [each.view_as(p) for each, p in zip(split, parameters, strict=True)])
+            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+        split = steps.split([each.numel() // steps[0].numel() for each in whole])
+        parts = [self.part(each.view_as(w), p) for each, w, p in zip(split, whole, parameters, strict=True)]
+        torch._foreach_add_(weights, parts)
+
+    def held(self, tensor: Any) -> Any:
+        """What this process holds of a tensor: all of it, unless a subclass knows of other processes."""
+        return tensor
+
+    def whole(self, held: Tensor, parameter: Tensor) -> Tensor:
+        """The whole of what processes hold of a tensor that lies as a parameter does."""
+        return held
+
+    def part(self, whole: Tensor, parameter: Tensor) -> Tensor:
+        """What this process holds of a whole tensor that lies as a parameter does."""
+        return whole
+
+    def orthogonalize(self, matrices: Tensor, ns_steps: int) -> Tensor:
+        """The directions of steps from whole matrices [matrix, rows, columns]."""
+        return orthogonalized(matrices.to(self.dtype), ns_steps)
 
     def _momentum_buffer(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]

@@ -15,6 +15,7 @@ from braidlm.model.config.ranges import Count, Probability, Rate
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf
 from braidlm.training.features.feature import Feature, Setup, feature
+from braidlm.training.step.sharding import local, put, whole_view
 
 averages = Registry("average of weights")
 STEPS, AVERAGE, OWN = "steps", "average", "own"
@@ -39,9 +40,12 @@ class WeightAverage(Feature):
         self.config = config
         self.every: int = getattr(config, "every", 1)
         """Steps between the weights that count."""
-        self.parameters: Mapping[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.steps = 0
+        self.model, self.steps = model, 0
         """Steps since the average began; 0 before."""
+        self.find_parameters()
+
+    def find_parameters(self) -> None:
+        self.parameters: Mapping[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.tensors = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters.values()]
         """In the order of the parameters; made at once: without memory for them a run ends before its first step."""
 
@@ -68,8 +72,8 @@ class WeightAverage(Feature):
         if not self.is_open(share):
             return
         if self.steps % self.every == 0:
-            weights = [p.detach().float() for p in self.parameters.values()]
-            torch._foreach_lerp_(self.tensors, weights, self.weight(self.count + 1))
+            weights = [local(p.detach()).float() for p in self.parameters.values()]
+            torch._foreach_lerp_([local(each) for each in self.tensors], weights, self.weight(self.count + 1))
         self.steps += 1
 
     @contextlib.contextmanager
@@ -79,9 +83,9 @@ class WeightAverage(Feature):
         if not self.count:
             yield
             return
-        parameters = list(self.parameters.values())
-        own = [p.detach().clone() for p in parameters]
-        torch._foreach_copy_(parameters, self.tensors)
+        parameters = [local(p.detach()) for p in self.parameters.values()]
+        own = [p.clone() for p in parameters]
+        torch._foreach_copy_(parameters, [local(each) for each in self.tensors])
         try:
             yield
         finally:
@@ -95,7 +99,8 @@ class WeightAverage(Feature):
         saved = {STEPS: torch.tensor(self.steps)}
         if self.steps:
             for (name, own), average in zip(self.parameters.items(), self.tensors, strict=True):
-                saved |= {f"{AVERAGE}.{name}": average, f"{OWN}.{name}": own.detach()}
+                named = {f"{AVERAGE}.{name}": average, f"{OWN}.{name}": own.detach()}
+                saved |= {key: whole_view(tensor, own) for key, tensor in named.items()}
         return saved
 
     @torch.no_grad()
@@ -104,8 +109,8 @@ class WeightAverage(Feature):
         if not self.steps:
             return
         for (name, own), average in zip(self.parameters.items(), self.tensors, strict=True):
-            average.copy_(saved[f"{AVERAGE}.{name}"])
-            own.copy_(saved[f"{OWN}.{name}"])
+            put(whole_view(average, own), saved[f"{AVERAGE}.{name}"])
+            put(whole_view(own, own), saved[f"{OWN}.{name}"])
 
 
 @averages.register("ema")

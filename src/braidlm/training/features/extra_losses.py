@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
@@ -29,6 +30,7 @@ from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.features.feature import Feature, Setup, feature
+from braidlm.training.step.sharding import put
 
 extra_losses = Registry("extra loss")
 
@@ -115,8 +117,9 @@ class ExtraLoss(Feature, nn.Module):
         return {f"{self.kind}.{name}": tensor for name, tensor in self.state_dict().items()}
 
     def load_state(self, saved: Mapping[str, Tensor]) -> None:
-        own = f"{self.kind}."
-        self.load_state_dict({key.removeprefix(own): saved[key] for key in saved if key.startswith(own)})
+        with torch.no_grad():
+            for name, tensor in self.state_dict().items():
+                put(tensor, saved[f"{self.kind}.{name}"])
 
 
 @feature("training.losses")

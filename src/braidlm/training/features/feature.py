@@ -128,6 +128,9 @@ class Feature:
 
     # Each step, in this order
 
+    def find_parameters(self) -> None:
+        """Called once, when the weights lie where they are trained: parameters that were seen before may be others."""
+
     def begin_step(self, step: int, share: float) -> bool:
         """Called before a step, with its number from 0 and the share of the training that is done.
 

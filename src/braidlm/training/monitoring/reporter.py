@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from braidlm.training.monitoring.tracking import Tracker
 from braidlm.training.recipe import Recipe, SampleConfig
 from braidlm.training.step.compute import StarvedThreads, autocast
 from braidlm.training.step.parallel import Rank, sum_over_processes
+from braidlm.training.step.sharding import gathered_ends, is_spread
 from braidlm.training.step.step import Stepper, StepReport
 from braidlm.training.trainable import Trainable
 
@@ -36,7 +38,7 @@ class Reporter:
 
     def __init__(self, recipe: Recipe, trained: Trainable, data: OpenData, stepper: Stepper, flops_per_token: int):
         self.recipe, self.trained, self.tokenizer, self.rank = recipe, trained, data.tokenizer, stepper.rank
-        self.dtype, self.features = stepper.dtype, stepper.features
+        self.dtype, self.features, self.objective = stepper.dtype, stepper.features, stepper.objective
         length, most, rows = recipe.data.length, recipe.validation.tokens, recipe.training.batch
         self.held_out = {one.name: validation_windows(one, length, most, rows) for one in data.validation}
         self.metrics = StepMetrics(self.rank)
@@ -85,12 +87,13 @@ class Reporter:
             console.warn(warning)
 
     def validate(self, progress: Progress, finished: bool, tracker: Tracker | None) -> None:
-        """Score the held-out text."""
+        """Score the held-out text: each process reads a part of it."""
+        with evaluating(self.features):
+            scores, averaging = self._scores(), self.weights_facts()
+        own = self._scores() if averaging and finished else {}
         if tracker is not None:
-            with evaluating(self.features):
-                scores = self._scores()
             mean = self.last["bits_per_byte"] = mean_bits_per_byte(scores.values())
-            half, averaging = self.recipe.validation.half, self.weights_facts()
+            half = self.recipe.validation.half
             tracker.record(
                 "validation",
                 progress.steps,
@@ -105,14 +108,15 @@ class Reporter:
             where = "" if half is None else f" ({half} half)"
             where += f" of averaged weights ({averaging['averaged']:,})" if averaging else ""
             console.say(f"step {progress.steps:,}: validation bits per byte{where}: {shown}")
-            if averaging and finished:  # a training without averaging would end with the weights of the last step
-                own = mean_bits_per_byte(self._scores().values())
-                tracker.record("last_weights", progress.steps, bits_per_byte=own)
-                console.say(f"Without averaging: {own:.3f} bits per byte, in place of {mean:.3f}.")
+            if own:  # a training without averaging would end with the weights of the last step
+                last = mean_bits_per_byte(own.values())
+                tracker.record("last_weights", progress.steps, bits_per_byte=last)
+                console.say(f"Without averaging: {last:.3f} bits per byte, in place of {mean:.3f}.")
         self.speed.pause(progress.tokens)
 
     def _scores(self) -> "dict[str, Score]":
-        return {name: score_text(self.trained, text, self.dtype) for name, text in self.held_out.items()}
+        with gathered_ends(self.objective):
+            return {n: score_text(self.trained, text, self.dtype, self.rank) for n, text in self.held_out.items()}
 
     def weights_facts(self) -> dict[str, int]:
         """How many weights are averaged in what is validated and saved; nothing where they are the last step's."""
@@ -121,10 +125,11 @@ class Reporter:
     def sample(self, progress: Progress, tracker: Tracker | None) -> None:
         """Let the model continue the recipe's prompts."""
         config = self.recipe.samples
-        if tracker is not None and config.prompts:
-            with evaluating(self.features):
+        if config.prompts and (tracker is not None or is_spread(self.trained.model)):
+            with evaluating(self.features), gathered_ends(self.objective):
                 samples = write_samples(self.trained, self.tokenizer, config, self.recipe.seed)
-            for prompt, text in samples:
+            for prompt, text in samples if tracker else ():
+                assert tracker is not None
                 tracker.record("sample", progress.steps, prompt=prompt, text=text)
                 console.say(f"  {prompt}{text}".replace("\n", "\n  "))
         self.speed.pause(progress.tokens)
@@ -144,19 +149,25 @@ class Score:
 
 
 @torch.no_grad()
-def score_text(trained: Trainable, text: ValidationSet, dtype: torch.dtype = torch.float32) -> Score:
-    """Score every token of the text once."""
+def score_text(
+    trained: Trainable, text: ValidationSet, dtype: torch.dtype = torch.float32, rank: Rank | None = None
+) -> Score:
+    """Score every token of the text once; of several processes each reads its own share of the batches."""
     model = trained.model
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for inputs, labels in text:
+    batches, rank = iter(text), rank or Rank(0, 1, device)
+    while together := list(islice(batches, rank.world_size)):
+        # Where weights are gathered, all processes make the same passes: at the end some read what others count.
+        inputs, labels = together[min(rank.index, len(together) - 1)]
         used = (labels != IGNORED).any(1)  # rows of padding only are skipped
         tokens, targets = (torch.from_numpy(a[used]).to(device) for a in (inputs, labels))
         with autocast(device, dtype):
-            total += trained.text_loss(tokens, targets).double()
+            loss_of_batch = trained.text_loss(tokens, targets).double()
+        total += loss_of_batch if rank.index < len(together) else 0.0
     model.train(was_training)
-    nats = total.item()
+    nats = sum_over_processes(total, rank).item()
     loss = nats / text.tokens
     perplexity = math.exp(loss) if loss < 700 else math.inf
     return Score(loss, perplexity, nats / math.log(2) / text.bytes, text.tokens, text.bytes)

@@ -4,7 +4,9 @@
     RUN/states/NAME/        optimizer, random states, memory (safetensors), position.json, manifest.json
 
 A state is good when every file has the hash in its manifest and its model folder holds the weights it was saved with.
-Both are written to a scratch folder and renamed, so that a crash leaves older checkpoints untouched.
+Both are written to a scratch folder and renamed, so that a crash leaves older checkpoints untouched. Where weights are
+spread over processes, each copies its parts and the training goes on while they are written; the main process makes the
+folders final when the parts of all are there.
 """
 
 import contextlib
@@ -12,8 +14,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
@@ -25,8 +31,10 @@ from braidlm.opening.names import best_checkpoint
 from braidlm.training.amounts import Pace, Progress, short
 from braidlm.training.features.feature import evaluating
 from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS
-from braidlm.training.saving.state import StepState, read_state, write_state
+from braidlm.training.saving.shards import Shards, start_writing, weights_apart
+from braidlm.training.saving.state import RANK, SHARDS, StepState, read_state, write_state
 from braidlm.training.step.parallel import Rank, wait_for_all
+from braidlm.training.step.sharding import is_spread, whole_parameters
 
 T = TypeVar("T")
 STATES_KEPT = 2
@@ -41,6 +49,9 @@ class Checkpoints:
     def __init__(self, folder: Path, rank: Rank, keep: int | None):
         self.models, self.states = folder / "checkpoints", folder / "states"
         self.rank, self.keep = rank, keep
+        self.group: Any = None
+        self.writing: Future | None = None
+        """The checkpoint that is written while training goes on."""
 
     def save(
         self,
@@ -50,27 +61,64 @@ class Checkpoints:
         tokenizer: BraidTokenizer | None,
         lineage: dict[str, Any],
     ) -> None:
-        """Write a checkpoint; when this returns it is on disk and good."""
-        model_part, state_part = self.models / f".{name}.part", self.states / f".{name}.part"
-        with explained_disk_errors(self.models / name), contextlib.ExitStack() as cleanup:
-            if self.rank.is_main:
-                for part in (model_part, state_part):
+        """Write a checkpoint. When this returns it is on disk and good; where weights are spread, when `wait` does."""
+        self.wait()
+        parts = model_part, state_part = self.models / f".{name}.part", self.states / f".{name}.part"
+        trained, main = state.trained, self.rank.is_main
+        spread = is_spread(trained.model)
+        weights: dict[str, Tensor] = {}
+        with explained_disk_errors(self.models / name), contextlib.ExitStack() as stack:
+            if main:
+                for part in parts:
                     shutil.rmtree(part, ignore_errors=True)
-                    cleanup.callback(shutil.rmtree, part, ignore_errors=True)  # after a failure; else it is renamed
+                    stack.callback(shutil.rmtree, part, ignore_errors=True)  # after a failure; else it is renamed
                     part.mkdir(parents=True)
             wait_for_all(self.rank)
-            write_state(state_part, state, self.rank)
+            together = write_state(state_part, state, self.rank, spread)
+            with evaluating(state.features):
+                if spread and (weights := trained.spread_weights()):
+                    if main:
+                        trained.write_around_weights(model_part, tokenizer, name)
+                else:
+                    with whole_parameters(trained.model, keep=main):
+                        if main:
+                            trained.write(model_part, tokenizer, lineage, name)
+                written = self._start_writing(state_part / SHARDS, together, weights) if spread else None
+            if main:
+                write_json(
+                    state_part / POSITION, {"saved": time.time_ns(), "processes": self.rank.world_size} | position
+                )
             wait_for_all(self.rank)
-            if self.rank.is_main:
-                with evaluating(state.features):
-                    state.trained.write(model_part, tokenizer, lineage, name)
-                own = {"saved": time.time_ns(), "processes": self.rank.world_size}
-                write_json(state_part / POSITION, own | position)
+            cleanup = stack.pop_all()
+
+        def finish() -> None:
+            with explained_disk_errors(self.models / name), cleanup:
+                if written is not None:
+                    written.result()
+                if weights:
+                    with weights_apart(state_part / SHARDS) as shards:
+                        trained.write_weights(model_part, shards, tokenizer, lineage, name)
                 write_json(state_part / MANIFEST, manifest_of(state_part, model_part))
                 make_final(state_part, self.states / name)  # first: a crash leaves no model without its state
                 make_final(model_part, self.models / name)
                 self._remove_interruptions(but=name)
                 self._prune()
+
+        if written is None:
+            finish()
+        else:
+            self.writing = ThreadPoolExecutor(1).submit(finish) if main else written
+
+    def _start_writing(self, folder: Path, tensors: dict[str, Tensor], weights: dict[str, Tensor]) -> Future:
+        if self.group is None:  # messages about what is written must not meet those of the steps
+            self.group = dist.new_group(backend="gloo")
+        return start_writing(folder, tensors | weights, weights.keys(), self.group)
+
+    def wait(self) -> None:
+        """Return when what is being written is on disk and good."""
+        if self.writing is not None:
+            writing, self.writing = self.writing, None
+            writing.result()
             wait_for_all(self.rank)
 
     def newest_good(self) -> str | None:
@@ -97,12 +145,26 @@ class Checkpoints:
         """Restore weights and all that the next step depends on; returns the saved position."""
         position = read_json(self.states / name / POSITION)
         if position["processes"] != self.rank.world_size:
-            what = f"this run was begun by {position['processes']} processes, and now there are {self.rank.world_size}"
-            todo = "Go on with as many as before; another number makes another batch, and so another run."
-            raise BraidError(what, str(self.states / name), todo)
-        state.trained.read(self.models / name)
-        read_state(self.states / name, state, self.rank)
+            for one in state.features:
+                if one.state() and RANK in one.file:
+                    what = f"{one.name}: each of {position['processes']} processes has its own rows, and now there are "
+                    todo = f"Go on with {position['processes']} processes."
+                    raise BraidError(f"{what}{self.rank.world_size}", str(self.states / name), todo)
+        spread, folder = is_spread(state.trained.model), self.models / name
+        if spread and (weights := state.trained.spread_weights()):
+            Shards(folder).fill(weights)
+        else:
+            with whole_parameters(state.trained.model, keep=True):
+                state.trained.read(folder)
+        read_state(self.states / name, state, self.rank, spread)
         return position
+
+    def rows_of_a_step(self) -> int | None:
+        """How many rows all processes together train in a step of the run that is there, if it says so."""
+        for name in reversed(self._in_order()):
+            with contextlib.suppress(BraidError, KeyError, TypeError):
+                return int(read_json(self.states / name / POSITION)["loader"]["global_rows"])
+        return None
 
     def remove_leftovers(self) -> None:
         """Remove half-written folders of a run that was killed; one that was being replaced is restored."""

@@ -1,8 +1,9 @@
 """Everything besides the weights that the next step depends on, as tensors in safetensors files.
 
-optimizer.safetensors   the optimizer's averages and step counts, which are equal in every process
+optimizer.safetensors   the optimizer's averages and step counts
 random-RANK.safetensors random states of one process
 FILE                    the tensors of features that name such a file: losses, average, memory-RANK
+shards/                 where weights lie on several processes, all of these but what has RANK in its name (shards.py)
 
 Earlier versions wrote states with torch.distributed.checkpoint. They are read without running what is in them: the list
 of tensors, `.metadata`, is a pickle, whose code torch's own reader would run, whoever put it there. Here every class
@@ -27,14 +28,17 @@ from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError
 from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.features.feature import Feature
+from braidlm.training.saving.shards import Shards
 from braidlm.training.step.optimizers.contract import Optimizer, state_keys
 from braidlm.training.step.parallel import Rank
+from braidlm.training.step.sharding import lying_as, whole_view
 from braidlm.training.trainable import Trainable
 
 OPTIMIZER = "optimizer.safetensors"
 RANDOM = "random-{rank}.safetensors"
 STEP = "step"
 RANK = "{rank}"
+SHARDS = "shards"
 EARLIER_FORMAT = "tensors"
 """The folder of a state that an earlier version wrote."""
 METADATA = ".metadata"
@@ -65,31 +69,56 @@ class StepState:
                 yield name, parameter, part.state, state_keys(part)
 
 
-def write_state(folder: Path, state: StepState, rank: Rank) -> None:
-    """Write this process's share of the state, without the model's weights."""
+def write_state(folder: Path, state: StepState, rank: Rank, spread: bool) -> dict[str, Tensor]:
+    """Write this process's share of the state, without the model's weights.
+
+    Where weights are `spread` over processes, gives the tensors that all of them write together.
+    """
     on_gpu = rank.device.type == "cuda"
     random = {"cpu": torch.get_rng_state()} | ({"cuda": torch.cuda.get_rng_state(rank.device)} if on_gpu else {})
-    files = {_own_file(RANDOM, rank): random}
-    if rank.is_main:
+    files, together = {_own_file(RANDOM, rank): random}, dict[str, Tensor]()
+    if spread or rank.is_main:
         files[OPTIMIZER] = dict(_optimizer_tensors(state))
     for one in state.features:
-        if rank.is_main or RANK in one.file:
+        if spread or rank.is_main or RANK in one.file:
             files.setdefault(_own_file(one.file, rank), {}).update(one.state())
     for name, tensors in files.items():
-        if tensors or name == OPTIMIZER:
+        if spread and name not in (_own_file(RANDOM, rank), *_own_files(state, rank)):
+            together |= tensors
+        elif tensors or name == OPTIMIZER:
             save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
+    return together
 
 
-def read_state(folder: Path, state: StepState, rank: Rank) -> None:
+def read_state(folder: Path, state: StepState, rank: Rank, spread: bool) -> None:
     """Restore what `write_state`, or an earlier version of Braid, wrote; nothing in the files is run."""
-    tensors = _load(folder, rank)
-    _put_optimizer_tensors(tensors, state)
+    shards = Shards(folder / SHARDS) if (folder / SHARDS).is_dir() else None
+    if shards is None and spread and not (folder / EARLIER_FORMAT).is_dir():
+        shards = Shards(folder)  # the files of one process, in parts
+    if shards is None:
+        _put_optimizer_tensors(_load(folder), state)
+    else:
+        _fill_optimizer_tensors(shards, state)
+    _restore_random(folder, rank)
+    for one in state.features:
+        if one.state():
+            own = shards is None or RANK in one.file
+            one.load_state(load_file(folder / _own_file(one.file, rank)) if own else shards)  # type: ignore[arg-type]
+
+
+def _restore_random(folder: Path, rank: Rank) -> None:
+    """Take the random states of this process's number; where fewer processes saved, its own go on."""
+    if not (folder / _own_file(RANDOM, rank)).is_file() and not (folder / EARLIER_FORMAT).is_dir():
+        return
+    tensors = _load_random(folder, rank)
     torch.set_rng_state(tensors["cpu"])
     if "cuda" in tensors and rank.device.type == "cuda":
         torch.cuda.set_rng_state(tensors["cuda"], rank.device)
-    for one in state.features:
-        if one.state():
-            one.load_state(load_file(folder / _own_file(one.file, rank)))
+
+
+def _own_files(state: StepState, rank: Rank) -> set[str]:
+    """The files of features that are each process's own."""
+    return {_own_file(one.file, rank) for one in state.features if RANK in one.file}
 
 
 def _own_file(name: str, rank: Rank) -> str:
@@ -108,19 +137,41 @@ def explained_state_errors(folder: Path) -> Iterator[None]:
         raise BraidError(f"this saved state cannot be used: {problem}", str(folder), todo) from error
 
 
-def _load(folder: Path, rank: Rank) -> dict[str, Tensor]:
+def _load(folder: Path) -> dict[str, Tensor]:
+    """The optimizer's tensors."""
+    if (folder / EARLIER_FORMAT).is_dir():
+        named = read_distcp(folder / EARLIER_FORMAT, ("optimizer.",))
+        return {name.removeprefix("optimizer."): tensor for name, tensor in named.items()}
+    return load_file(folder / OPTIMIZER)
+
+
+def _load_random(folder: Path, rank: Rank) -> dict[str, Tensor]:
     if (folder / EARLIER_FORMAT).is_dir():
         prefix = f"random.{rank.index}."
-        named = read_distcp(folder / EARLIER_FORMAT, ("optimizer.", prefix))
-        return {name.removeprefix("optimizer.").removeprefix(prefix): tensor for name, tensor in named.items()}
-    return {**load_file(folder / OPTIMIZER), **load_file(folder / _own_file(RANDOM, rank))}
+        named = read_distcp(folder / EARLIER_FORMAT, (prefix,))
+        return {name.removeprefix(prefix): tensor for name, tensor in named.items()}
+    return load_file(folder / _own_file(RANDOM, rank))
 
 
 def _optimizer_tensors(state: StepState) -> Iterator[tuple[str, Tensor]]:
     for name, parameter, states, keys in state.optimized():
         if tensors := states.get(parameter):  # none before its first gradient
             for key in keys:
-                yield f"{name}.{key}", tensors[key].detach()
+                yield f"{name}.{key}", whole_view(tensors[key].detach(), parameter)
+
+
+def _fill_optimizer_tensors(shards: Shards, state: StepState) -> None:
+    """Make the optimizer's tensors, and read into them what this process holds of each."""
+    parts: dict[str, Tensor] = {}
+    for name, parameter, states, keys in state.optimized():
+        if f"{name}.{keys[0]}" in shards:
+            made = {key: torch.zeros(()) if key == STEP else torch.zeros_like(parameter) for key in keys}
+            states[parameter] = made
+            parts |= {f"{name}.{key}": whole_view(tensor, parameter) for key, tensor in made.items()}
+    shards.fill(parts)
+    for _, parameter, states, _ in state.optimized():
+        if STEP in (found := states.get(parameter, {})):
+            found[STEP] = found[STEP].to(parameter.device)
 
 
 def _put_optimizer_tensors(tensors: dict[str, Tensor], state: StepState) -> None:
@@ -132,7 +183,10 @@ def _put_optimizer_tensors(tensors: dict[str, Tensor], state: StepState) -> None
         if problems := compare_shapes(expected, {key: tuple(tensor.shape) for key, tensor in found.items()}):
             raise ValueError(f"it is of another model ({name}: {listed(problems)})")
         # Fused AdamW counts its steps on the device.
-        states[parameter] = {key: tensor.to(parameter.device) for key, tensor in found.items()}
+        states[parameter] = {
+            key: tensor.to(parameter.device) if key == STEP else lying_as(parameter, tensor)
+            for key, tensor in found.items()
+        }
 
 
 class Record:

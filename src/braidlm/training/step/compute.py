@@ -1,7 +1,7 @@
 """How a model is computed here: in bf16 where the hardware is fast at it, routed parts sparse or dense, CPU threads.
 
 Which of two equal computations of a routed part is faster, and how many CPU threads are, is measured before the first
-step, once, by the main process. Checkpoints keep it, so that every process and every resumed run rounds alike: sums are
+step, once, by a process that trains alone. Checkpoints keep it, so that every resumed run rounds alike: sums are
 divided among threads.
 
 Threads of one operation wait for each other. Where another program holds a core, all wait until it is given back: on
@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 from braidlm.core import console
 from braidlm.model.routing.dispatch import supports_grouped_mm
 from braidlm.model.routing.stacked import StackedLinear
-from braidlm.training.step.parallel import Rank, broadcast
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.sharding import is_spread
 from braidlm.training.trainable import Trainable
 
 TRIALS, THREAD_TRIALS = 3, 2
@@ -70,11 +71,16 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 def choose_compute(
     model: PreTrainedModel, lowered: set[nn.Module], shape: tuple[int, int], rank: Rank, dtype: torch.dtype
 ) -> Choices:
-    """Measure the parts whose `compute` is `measured` and that no kernel serves, on batches of `shape`."""
+    """Measure the parts whose `compute` is `measured` and that no kernel serves, on batches of `shape`.
+
+    Where weights lie on several processes no part is whole by itself: they follow the rule without a measurement.
+    """
+    if is_spread(model):
+        return {}
     measured = {name: part for name, part in model.named_modules() if getattr(part, "compute", None) == "measured"}
     parts = {name: part for name, part in measured.items() if part not in lowered}
     choices: Choices = {}
-    if parts and rank.is_main:
+    if parts:
         devices = [rank.device] if rank.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), autocast(rank.device, dtype):
             inputs = _inputs_of(model, parts, torch.randint(model.config.vocab_size, shape, device=rank.device))
@@ -84,7 +90,7 @@ def choose_compute(
                 if key not in by_shape:
                     by_shape[key] = _faster(part, *inputs[name])
                 choices[name] = by_shape[key]
-    return broadcast(choices, rank) if parts else {}
+    return choices
 
 
 def use_compute(model: PreTrainedModel, choices: Choices) -> None:
@@ -155,8 +161,9 @@ def choose_threads(
         return given
     if most == 1 or os.environ.get("OMP_NUM_THREADS"):  # somebody chose: the user, or torchrun for several processes
         return most
-    measured = fastest(lambda: _seconds_of_a_pass(trained, shape), most) if rank.is_main else most
-    threads = broadcast(measured, rank)
+    if is_spread(trained.model):
+        return max(1, most // int(os.environ.get("LOCAL_WORLD_SIZE", rank.world_size)))
+    threads = fastest(lambda: _seconds_of_a_pass(trained, shape), most)
     console.say(f"Computing with {_counted(threads)} of {most}, the fastest here now; training.threads=N sets another.")
     return threads
 

@@ -1,4 +1,4 @@
-"""The rank of this process and its device, and data parallelism around a single-device model."""
+"""The rank of this process among those that torchrun started, its device, and what the processes tell each other."""
 
 import contextlib
 import os
@@ -8,8 +8,6 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from braidlm.core.devices import choose_device
 
@@ -38,7 +36,7 @@ def join_group(device: str | None = None) -> Iterator[Rank]:
         return
     if rank.device.type == "cuda":
         torch.cuda.set_device(rank.device)
-    dist.init_process_group("nccl" if rank.device.type == "cuda" else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if rank.device.type == "cuda" else "gloo")
     try:
         yield rank
     finally:
@@ -55,13 +53,6 @@ def _device(name: str | None) -> torch.device:
     if name == "cuda":  # each process of this machine has a GPU of its own
         name = choose_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
     return torch.device(name)
-
-
-def data_parallel(module: nn.Module, rank: Rank) -> nn.Module:
-    """The module with its gradients averaged over processes."""
-    if rank.world_size == 1:
-        return module
-    return DistributedDataParallel(module, device_ids=[rank.device.index] if rank.device.type == "cuda" else None)
 
 
 def sum_over_processes(value: torch.Tensor, rank: Rank) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """One optimizer step: forward and backward over the micro-batches, clipping, update; eager or as a replayed graph."""
 
-import contextlib
 import functools
 import gc
 import math
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from braidlm.data.loading.batches import Batch
 from braidlm.kernels.optimizers.fused_step import FusedStep
@@ -22,7 +21,15 @@ from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.compute import autocast
 from braidlm.training.step.objective import BatchLosses
 from braidlm.training.step.optimizers.contract import Optimizer, optimizers
-from braidlm.training.step.parallel import Rank, data_parallel
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.sharding import (
+    Layout,
+    choose_layout,
+    local,
+    shard,
+    synchronize_copies,
+    total_norm,
+)
 from braidlm.training.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
@@ -75,27 +82,34 @@ class Stepper:
         """By default with the features that the config asks for and that need no data."""
         model = trained.model
         self.model, self.config, self.rank, self.dtype = model.train(), config, rank, dtype
+        self.layout: Layout | None = choose_layout(config.parallel, model, rank)
+        """Where the weights lie; None where this process is alone and has all of them."""
         on_gpu = rank.device.type == "cuda"
         self.features = make_features(Setup(model, config, rank, dtype)) if features is None else list(features)
         self.extra = {one.kind: one for one in self.features if isinstance(one, ExtraLoss)}
         """What is added to the text's loss."""
-        self.use_graph = (on_gpu and rank.world_size == 1) if config.graph is None else config.graph and on_gpu
+        self.use_graph = on_gpu and self.layout is None and config.graph is not False
         self.use_graph = self.use_graph and trained.capturable and all(one.capturable for one in self.features)
         if config.activation_checkpointing:
             trained.checkpoint_activations()
         self.lowered = self._lower(trained)
         by_default = on_gpu and self.lowered is None and trained.compiled_by_default
         self.use_compile = by_default if config.compile is None else config.compile
-        objective = trained.objective(self.lowered, self.extra)
-        self.objective = data_parallel(objective, rank)
+        self.objective = trained.objective(self.lowered, self.extra)
         self.run: Callable[..., BatchLosses] = self.objective
-        if self.use_compile:
+        if self.layout is not None:
+            shard(self.objective, trained.units(), self.layout, rank, dtype, self.use_compile)
+        elif self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
-        self.optimizer: Optimizer = optimizers.build(config.optimizer, objective, trained.matrices(), self.use_graph)
+        for one in self.features:
+            one.find_parameters()
+        self.optimizer: Optimizer = optimizers.build(
+            config.optimizer, self.objective, trained.matrices(), self.use_graph
+        )
         is_fused = self.use_graph and HAS_TRITON and FusedStep.serves(self.optimizer.parts)
         self.fused = FusedStep(self.optimizer.parts, self.optimizer.decay_factors) if is_fused else None
         self.nothing = torch.zeros((), device=rank.device)
-        self.parameters = [p for p in objective.parameters() if p.requires_grad]
+        self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
         self.shape: tuple[int, ...] | None = None
         """[rows, time] of the last step."""
         self.steps = 0
@@ -105,9 +119,8 @@ class Stepper:
         """The model by kernels, where the step is a graph: launched one by one they would wait for the host."""
         if self.config.compile or not self.use_graph or any(one.plain_pass for one in self.features):
             return None
-        # Gradients that are added to others, or sent to other processes, are read before the side stream is waited for.
-        alone = self.rank.world_size == 1 and self.config.accumulation == 1
-        side = SideStream(self.rank.device) if alone else None
+        # Gradients that are added to others are read before the side stream is waited for.
+        side = SideStream(self.rank.device) if self.config.accumulation == 1 else None
         lowered = trained.lower(self.dtype, side, compile_plain=self.config.compile is not False)
         return None if lowered is None or (self.extra and not lowered.serves_head) else lowered
 
@@ -158,17 +171,15 @@ class Stepper:
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
         losses, additions, usage = [], [], {}
         extra: dict[str, list[Tensor]] = {name: [] for name in self.extra}
-        parts, no_sync = self.config.accumulation, getattr(self.objective, "no_sync", contextlib.nullcontext)
+        parts = self.config.accumulation
         for index, (tokens, targets) in enumerate(zip(inputs.chunk(parts), labels.chunk(parts), strict=True)):
             beside = {name: value for one in self.features for name, value in one.inputs(index, parts).items()}
-            with no_sync() if index + 1 < parts else contextlib.nullcontext():
-                with autocast(self.rank.device, self.dtype):
-                    found = self.run(tokens, targets, count, **beside)
-                whole = self._whole(found)
-                # DDP averages gradients, and the loss is already divided by the count of all processes.
-                (whole if self.rank.world_size == 1 else whole * self.rank.world_size).backward()
-                if self.lowered is not None:
-                    self.lowered.synchronize()
+            synchronize_copies(self.objective, index + 1 == parts)
+            with autocast(self.rank.device, self.dtype):
+                found = self.run(tokens, targets, count, **beside)
+            self._whole(found).backward()
+            if self.lowered is not None:
+                self.lowered.synchronize()
             for one in self.features:
                 one.read_pass(found)
             losses.append(found.text.detach())
@@ -205,10 +216,11 @@ class Stepper:
         longest = self.config.clip
         if self.fused is not None and self.fused.ready:
             return self.fused.step(longest)
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = total_norm(gradients)
         # On a GPU the comparison would wait for the device, so there the product with 1 is simply computed.
         if longest is not None and (norm.is_cuda or bool(norm > longest)):
-            nn.utils.clip_grads_with_norm_(self.parameters, longest, norm, foreach=True)
+            torch._foreach_mul_([local(each) for each in gradients], (longest / (norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
         return norm
 

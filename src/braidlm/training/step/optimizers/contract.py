@@ -12,6 +12,7 @@ from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf
 from braidlm.model.routing.stacked import is_vector
 from braidlm.training.schedules import schedules
+from braidlm.training.step.sharding import local
 
 optimizers = Registry("optimizer")
 
@@ -54,7 +55,7 @@ class ScheduledDecay:
     @torch.no_grad()
     def apply(self) -> None:
         """Shrink the weights that the next update changes; must not wait for the device."""
-        if trained := [p for p in self.parameters if p.grad is not None]:
+        if trained := [local(p) for p in self.parameters if p.grad is not None]:
             torch._foreach_mul_(trained, self.factor)
 
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, optim
+from torch.distributed._functional_collectives import all_gather_tensor, wait_tensor
+from torch.distributed.tensor import DTensor
 
 from braidlm.kernels.optimizers.muon import BatchedMuon
 from braidlm.model.config.ranges import Positive, Range, Rate
 from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, make_adamw, make_groups, optimizers
+from braidlm.training.step.sharding import local, lying_as
 
 
 @dataclass
@@ -28,6 +32,36 @@ class MuonConfig(OptimizerConfig):
     sqrt(max(1, outputs / inputs)), which needs a rate of about 0.02 and an `adamw_lr` of its own."""
     adamw_lr: Positive | None = None
     """The maximum learning rate of what AdamW trains; by default `lr`. It follows the same schedule."""
+
+
+class SpreadMuon(BatchedMuon):
+    """Muon of matrices whose parts several processes hold: each gathers them, makes its share of the products, and
+    takes its part of every step.
+    """
+
+    group: Any = None
+    """The processes that share the products."""
+
+    def held(self, tensor: Any) -> Any:
+        return local(tensor)
+
+    def whole(self, held: Tensor, parameter: Tensor) -> Tensor:
+        assert isinstance(parameter, DTensor)
+        mesh, placements = parameter.device_mesh, parameter.placements
+        self.group = mesh.get_group(mesh.ndim - 1)
+        shape, stride = parameter.shape, parameter.stride()
+        return DTensor.from_local(held, mesh, placements, run_check=False, shape=shape, stride=stride).full_tensor()
+
+    def part(self, whole: Tensor, parameter: Tensor) -> Tensor:
+        return local(lying_as(parameter, whole))  # type: ignore[no-any-return]
+
+    def orthogonalize(self, matrices: Tensor, ns_steps: int) -> Tensor:
+        processes, index = dist.get_world_size(self.group), dist.get_rank(self.group)
+        share = -(-len(matrices) // processes)
+        own = matrices[index * share : (index + 1) * share]
+        padding = own.new_zeros(share - len(own), *own.shape[1:])
+        made = super().orthogonalize(torch.cat((own, padding)), ns_steps)
+        return wait_tensor(all_gather_tensor(made.contiguous(), 0, self.group))[: len(matrices)]
 
 
 @optimizers.register("muon")
@@ -50,7 +84,8 @@ class Muon(Optimizer):
             parts.append(make_adamw(model, config, capturable, chosen, scale))
         if chosen:
             on_gpu = next(iter(chosen)).is_cuda
-            muon = BatchedMuon(
+            kind = SpreadMuon if any(isinstance(p, DTensor) for p in chosen) else BatchedMuon
+            muon = kind(
                 make_groups(model, config, chosen, config.lr, capturable),
                 momentum=config.momentum,
                 nesterov=config.nesterov,

@@ -1,0 +1,268 @@
+"""Weights on several processes: torch's FSDP2 around a single-device model, and what reads weights where they lie.
+
+A layout says how many copies of the weights there are and over how many processes each is spread; copies alone are
+ordinary data parallelism. Every parameter is then a DTensor, of which a process holds its part; a layer is whole only
+while it computes. Losses are divided by the count of all processes' labels, so that gradients are sums.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from braidlm.core import console
+from braidlm.core.devices import free_memory, training_state_bytes, weights_bytes
+from braidlm.core.errors import BraidError
+from braidlm.model.config.ranges import Count
+from braidlm.training.step.parallel import Rank, broadcast
+
+SHARE_OF_MEMORY = 0.5
+"""What weights, gradients and optimizer state may take of a device; activations need the rest."""
+
+
+@dataclass
+class ParallelConfig:
+    """How the processes that torchrun starts share a model; a word alone is `weights`."""
+
+    weights: Literal["auto", "replicated", "sharded", "hybrid"] = "auto"
+    """replicated: every process has all weights; sharded: each has a part of weights, gradients and optimizer state,
+    and a layer is gathered while it computes; hybrid: sharded within each machine, with a copy on every machine. auto
+    takes the first that fits into half of a device's memory, in the order replicated, hybrid, sharded."""
+    experts: Count = 1
+    """How many processes share each bank of experts: every one of them has some of the experts, and tokens are sent to
+    where their experts are. It divides the number of experts and of processes."""
+
+    @classmethod
+    def from_shorthand(cls, weights: Any) -> dict[str, Any]:
+        return {"weights": weights}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where weights lie: copies x shards are all processes, and so many of them share each bank of experts."""
+
+    copies: int
+    shards: int
+    experts: int = 1
+
+    def __post_init__(self) -> None:
+        spread = self.shards if self.shards > 1 else self.copies
+        if spread % self.experts:
+            raise BraidError(
+                f"training.parallel.experts: {self.experts} processes cannot share a bank where weights are "
+                + (f"spread over {spread}" if self.shards > 1 else f"on {spread} processes"),
+                todo=f"Give a number that divides {spread}.",
+            )
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """The processes of all parameters but those of banks that are shared."""
+        return _mesh(device, {"copy": self.copies, "shard": self.shards})
+
+    def expert_mesh(self, device: torch.device) -> DeviceMesh:
+        """The processes of banks that are shared, among which each expert has its own copies and shards."""
+        copies, shards = self.copies, self.shards // self.experts
+        if self.shards == 1:
+            copies, shards = self.copies // self.experts, 1
+        return _mesh(device, {"copy": copies, "expert": self.experts, "shard": shards})
+
+    def __str__(self) -> str:
+        parts = [f"{self.copies} copies" if self.copies > 1 else "", f"{self.shards} shards" if self.shards > 1 else ""]
+        experts = f", experts over {self.experts} processes" if self.experts > 1 else ""
+        return (" x ".join(filter(None, parts)) or "1 shard") + experts
+
+
+def _mesh(device: torch.device, sizes: dict[str, int]) -> DeviceMesh:
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def choose_layout(config: ParallelConfig, model: nn.Module, rank: Rank) -> Layout | None:
+    """Where the weights of a model (a skeleton will do) are to lie; None for one process that has all of them."""
+    world, here = rank.world_size, int(os.environ.get("LOCAL_WORLD_SIZE", rank.world_size))
+    if world == 1 and config.weights in ("auto", "replicated"):
+        if config.experts > 1:
+            what = f"training.parallel.experts: {config.experts} processes are to share experts, and there is one"
+            raise BraidError(what, todo=f"Start them by `torchrun --nproc-per-node {config.experts} -m braidlm train`.")
+        return None
+    weights = broadcast(_fitting(model, rank, here) if config.weights == "auto" else config.weights, rank)
+    if world % here:
+        here = world
+    copies = {"replicated": world, "sharded": 1, "hybrid": world // here}[weights]
+    return Layout(copies, world // copies, config.experts)
+
+
+def _fitting(model: nn.Module, rank: Rank, here: int) -> str:
+    """The first way of sharing that leaves half of a device's memory to activations."""
+    if rank.device.type == "cuda":
+        memory: float = torch.cuda.mem_get_info(rank.device)[1]
+    else:
+        memory = (free_memory(rank.device) or float("inf")) / here
+    needed = weights_bytes(model) + training_state_bytes(model)
+    if needed <= SHARE_OF_MEMORY * memory:
+        return "replicated"
+    return "hybrid" if needed / here <= SHARE_OF_MEMORY * memory else "sharded"
+
+
+def join_alone(rank: Rank) -> None:
+    """A process group of this process alone, where weights are to be sharded without torchrun."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def shard(
+    objective: nn.Module, units: Sequence[nn.Module], layout: Layout, rank: Rank, dtype: torch.dtype, compiled: bool
+) -> None:
+    """Spread the parameters of an objective; `units`, inner ones first, are gathered one after the other.
+
+    Weights, gradients and their sums stay in their own type; products read weights that were gathered in `dtype`.
+    """
+    join_alone(rank)
+    lowered = None if dtype == torch.float32 else dtype
+    policy = MixedPrecisionPolicy(param_dtype=lowered, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    mesh = layout.mesh(rank.device)
+    for unit in alone_with_parameters(units):
+        if compiled:
+            unit.compile(dynamic=False)
+        fully_shard(unit, mesh=data_mesh(mesh), mp_policy=policy)
+    fully_shard(objective, mesh=data_mesh(mesh), mp_policy=policy)
+    for module in sharded_modules(objective):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    console.say(f"{rank.world_size} processes: {layout}.")
+
+
+def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The part of a mesh over which FSDP2 shards and copies a parameter; one dimension where there is one copy."""
+    return mesh["shard"] if mesh["copy"].size() == 1 else mesh["copy", "shard"]
+
+
+def alone_with_parameters(units: Iterable[nn.Module]) -> list[nn.Module]:
+    """The units that have parameters of their own, and share none with another unit: those go to what is around."""
+    chosen: list[nn.Module] = []
+    taken: set[nn.Parameter] = set()
+    units = list(units)
+    inside = [set(unit.modules()) for unit in units]
+    for unit, modules in zip(units, inside, strict=True):
+        own = set(unit.parameters()) - taken
+        apart = [one for one, parts in zip(units, inside, strict=True) if one not in modules and unit not in parts]
+        if own and own.isdisjoint(p for other in apart for p in other.parameters()):
+            chosen.append(unit)
+            taken |= own
+    return chosen
+
+
+def sharded_modules(module: nn.Module) -> Iterator[FSDPModule]:
+    """The modules in it whose parameters are gathered together."""
+    return (part for part in module.modules() if isinstance(part, FSDPModule))
+
+
+def synchronize_copies(objective: nn.Module, wanted: bool) -> None:
+    """Whether the next backward pass adds up the gradients of all copies, or keeps each copy's own until one does."""
+    if isinstance(objective, FSDPModule):
+        objective.set_requires_all_reduce(wanted)
+
+
+@contextlib.contextmanager
+def gathered_ends(objective: nn.Module) -> Iterator[None]:
+    """Inside of the block what stands around the layers is whole, for passes that do not go through the objective.
+
+    The layers are gathered as they compute; every process must make the same passes.
+    """
+    if not isinstance(objective, FSDPModule):
+        yield
+        return
+    objective._get_fsdp_state()._lazy_init()  # before the first step no pass has told which module is outermost
+    objective.unshard()
+    try:
+        yield
+    finally:
+        for module in sharded_modules(objective):
+            module.reshard()
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether the parameters of a model lie on several processes."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def local(tensor: Any) -> Any:
+    """This process's part of a tensor, or all of one that is not spread."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients together, wherever their parts lie."""
+    parts: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        parts.setdefault(_spread_over(gradient), []).append(local(gradient))
+    if set(parts) <= {()}:
+        return nn.utils.get_total_norm(parts.get((), []), foreach=True)
+    squares = []
+    for groups, tensors in parts.items():
+        square = nn.utils.get_total_norm(tensors, foreach=True).square()
+        for group in groups:
+            dist.all_reduce(square, group=group)
+        squares.append(square)
+    return torch.stack(squares).sum().sqrt()
+
+
+def _spread_over(tensor: Tensor) -> tuple[Any, ...]:
+    """The groups of processes that hold the parts of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    dimensions = enumerate(tensor.placements)
+    return tuple(tensor.device_mesh.get_group(index) for index, where in dimensions if isinstance(where, Shard))
+
+
+def whole_view(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A parameter, or a tensor that lies as it does, as a part of what is whole with all processes."""
+    return tensor
+
+
+def lying_as(parameter: Tensor, whole: Tensor) -> Tensor:
+    """The values of a whole tensor, of which this process holds as much as of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return whole.to(parameter.device)
+    return distribute_tensor(
+        whole.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+    )
+
+
+def put(target: Tensor, whole: Tensor) -> None:
+    """Take the values of a whole tensor, of which this process may hold a part."""
+    local(target).copy_(local(lying_as(target, whole)))
+
+
+@contextlib.contextmanager
+def whole_parameters(model: nn.Module, keep: bool) -> Iterator[None]:
+    """Inside of the block the parameters of a model are whole and on the CPU, for code that knows nothing of processes;
+    those that do not `keep` them have empty ones. What the block changes is taken over behind it.
+    """
+    swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
+    made: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if isinstance(parameter.data, DTensor):
+                if parameter not in made:
+                    whole = parameter.data.full_tensor()
+                    held = whole.cpu() if keep else torch.empty_like(whole, device="meta")
+                    made[parameter] = nn.Parameter(held, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[parameter]
+                swapped.append((module, name, parameter))
+    try:
+        yield
+    finally:
+        for module, name, parameter in swapped:
+            module._parameters[name] = parameter
+    if keep:
+        with torch.no_grad():
+            for spread, changed in made.items():
+                put(spread, changed)
