@@ -20,6 +20,7 @@ NEW: dict[str, str] = {
     r"Study keys > steps\.NAME.*": STEPS,
     r"(Recipes|list recipes) > papers/moduleformer/languages": "the bases of Tables 4 and 5, modular and dense",
     r"Recipe keys > training\.lora > embedding": "LoRA with a trained embedding, as in ModuleFormer's Table 4",
+    r"Recipe keys > training( > |\.)parallel.*": "how several processes share the weights",
     r"list tasks > bmlama53_of_3": "mLAMA with three options, as ModuleFormer asks it",
     r"Verbs > braid train > --cluster": "the jobs of a study on the nodes of a Ray cluster",
     r"Verbs > braid push.*": "models go to the Hub with card, licence and results",

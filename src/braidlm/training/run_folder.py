@@ -26,7 +26,7 @@ RUN_ENTRIES = (METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", 
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
 NOT_IDENTITY = (
     *("name", "out", "licence", "log", "samples", "validation.every", "checkpoints.keep"),
-    *("training.threads", "training.activation_checkpointing", "data.cache_gb"),
+    *("training.threads", "training.activation_checkpointing", "training.parallel", "data.cache_gb"),
 )
 """Keys of logging, display, storage, speed and memory: a run whose recipe differs in these alone is the same run."""
 

@@ -14,16 +14,18 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
 from braidlm.core.models.folders import load_model
 from braidlm.core.models.runs import read_metrics
-from braidlm.core.reading import read_json
+from braidlm.core.reading import read_json, read_yaml
 from braidlm.opening import names
 from braidlm.training import loop
 from braidlm.training.saving import checkpoints
 from braidlm.training.saving.checkpoints import Checkpoints, manifest_of
+from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.parallel import Rank
-from braidlm.training.train import train
+from braidlm.training.train import train, with_rows_of_run
 from tests.training.tiny_runs import records, tiny_recipe, weight_bytes
 
 CPU = torch.device("cpu")
+HERE = Rank(0, 1, CPU)
 
 
 @pytest.fixture(scope="module")
@@ -187,11 +189,16 @@ def test_nothing_is_printed_by_torch(stories: Path, tmp_path: Path, recwarn: pyt
     assert not [str(w.message) for w in recwarn if "distributed" in str(w.message)]
 
 
-def test_another_number_of_processes_is_refused(copy: Path) -> None:
-    checkpoints = Checkpoints(copy, Rank(0, 2, CPU), 3)
-    with pytest.raises(BraidError) as caught:
-        checkpoints.restore("step-000012", None)  # type: ignore[arg-type]
-    assert "this run was begun by 1 processes, and now there are 2" in str(caught.value)
+def test_another_number_of_processes_shares_the_rows(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = Checkpoints(copy, HERE, 3).rows_of_a_step()
+    recipe = decode_recipe(read_yaml(copy / "recipe.yaml")).recipe
+    assert with_rows_of_run(recipe, copy, HERE) is recipe
+    assert rows == recipe.training.batch * recipe.training.accumulation
+    shared = with_rows_of_run(recipe, copy, Rank(1, 2, CPU)).training
+    assert (shared.batch * 2, shared.accumulation) == (recipe.training.batch, recipe.training.accumulation)
+    assert f"A step of this run has {rows} rows" in capsys.readouterr().out
+    with pytest.raises(BraidError, match=f"a step of this run has {rows} rows, which do not divide among 7 processes"):
+        with_rows_of_run(recipe, copy, Rank(0, 7, CPU))
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
