@@ -17,9 +17,9 @@ from braidlm.core.models.runs import read_metrics
 from braidlm.core.reading import read_json, read_yaml
 from braidlm.opening import names
 from braidlm.training import loop
+from braidlm.training.recipe import decode_recipe
 from braidlm.training.saving import checkpoints
 from braidlm.training.saving.checkpoints import Checkpoints, manifest_of
-from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.parallel import Rank
 from braidlm.training.train import train, with_rows_of_run
 from tests.training.tiny_runs import records, tiny_recipe, weight_bytes

@@ -56,3 +56,55 @@ def test_processes_equal_one(world: int, cases: dict[str, Case], alone: dict[str
             torch.testing.assert_close(
                 found[key], tensor, atol=2e-4, rtol=1e-4, msg=lambda m, n=name, k=key: f"{n} {k}: {m}"
             )
+
+
+@pytest.mark.parametrize(
+    ("weights", "processes", "here", "expected"),
+    [
+        ("auto", 1, 1, None),
+        ("sharded", 1, 1, Layout(1, 1)),
+        ("replicated", 8, 8, Layout(8, 1)),
+        ("sharded", 64, 8, Layout(1, 64)),
+        ("hybrid", 64, 8, Layout(8, 8)),
+        ("hybrid", 8, 8, Layout(1, 8)),
+    ],
+)
+def test_where_weights_lie(
+    weights: Any, processes: int, here: int, expected: Layout | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    monkeypatch.setattr("braidlm.training.step.sharding.broadcast", lambda value, _: value)
+    rank = Rank(0, processes, torch.device("cpu"))
+    assert choose_layout(ParallelConfig(weights), nn.Linear(2, 2), rank) == expected
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [(10_000, Layout(64, 1)), (300, Layout(8, 8)), (30, Layout(1, 64))],
+    ids=["it fits", "it fits into a machine", "it needs all"],
+)
+def test_auto_takes_what_leaves_memory(memory: int, expected: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setattr("braidlm.training.step.sharding.broadcast", lambda value, _: value)
+    monkeypatch.setattr("braidlm.training.step.sharding.free_memory", lambda _: 8 * memory)
+    layer = nn.Linear(8, 8, bias=False)  # 1,024 bytes with gradients and moments
+    assert choose_layout(ParallelConfig(), layer, Rank(0, 64, torch.device("cpu"))) == expected
+
+
+@pytest.mark.parametrize(("layout", "number"), [((4, 1, 3), 4), ((1, 8, 3), 8), ((2, 2, 4), 2)])
+def test_experts_divide_the_processes(layout: tuple[int, int, int], number: int) -> None:
+    with pytest.raises(BraidError, match=f"Give a number that divides {number}"):
+        Layout(*layout)
+
+
+def test_experts_need_processes() -> None:
+    with pytest.raises(BraidError, match="2 processes are to share experts, and there is one"):
+        choose_layout(ParallelConfig(experts=2), nn.Linear(2, 2), HERE)
+
+
+def test_layers_that_share_weights_are_gathered_together() -> None:
+    a, b, c = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    b.weight = a.weight
+    stage = nn.ModuleList([a, b, c])
+    assert alone_with_parameters([a, b, c, stage, nn.Identity()]) == [c, stage]
+    assert alone_with_parameters([c, stage, a]) == [c, stage], "what is around has taken the rest"
