@@ -19,6 +19,7 @@ from braidlm.data.tokenizing.build import train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.opening.convert import convert
 from tests.compat.check_folder import TEXTS
 from tests.compat.serve_folders import NEW_TOKENS
 from tests.compat.tiny_folders import TINY
@@ -61,8 +62,11 @@ ARCHITECTURES: dict[str, Any] = {
     },
     "shared": TINY["shared"].architecture,
     "stick-breaking": TINY["modules"].architecture,
+    "quantised": {"stages": [{"block": {"layers": 2}}], "compression": [{"int8": {"modules": ["stages.*"]}}]},
 }
-REFUSED = ("stick-breaking",)
+REFUSED = ("stick-breaking", "quantised")
+CONVERTED = "converted"
+"""The quantised model as a Llama folder, as its refusal advises."""
 DIVIDED = ("llama", "gpt2", "paths", "moep", "experts")
 """Also served by two processes."""
 
@@ -99,6 +103,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
         read_tokenizer(model, tokenizer)
         save_model(model, saved.root / name, tokenizer, {"made_by": "a test"})
         saved.tokens[name] = continuations(model, prompts)
+    convert(saved.root / "quantised", saved.root / CONVERTED, to="llama")
+    saved.tokens[CONVERTED] = saved.tokens["quantised"]
     return saved
 
 
@@ -124,7 +130,7 @@ def answers(folders: Folders, names: tuple[str, ...], processes: int) -> dict[st
 
 @pytest.fixture(scope="module")
 def by_one(folders: Folders) -> dict[str, Any]:
-    return answers(folders, tuple(ARCHITECTURES), 1)
+    return answers(folders, (*ARCHITECTURES, CONVERTED), 1)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +138,7 @@ def by_two(folders: Folders) -> dict[str, Any]:
     return answers(folders, DIVIDED, 2)
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in REFUSED])
+@pytest.mark.parametrize("name", [*(name for name in ARCHITECTURES if name not in REFUSED), CONVERTED])
 def test_it_continues_prompts_as_braid_generate_does(name: str, folders: Folders, by_one: dict[str, Any]) -> None:
     assert by_one[name].get("tokens") == folders.tokens[name], by_one[name].get("error")
 

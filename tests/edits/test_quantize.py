@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
@@ -154,7 +155,7 @@ def test_a_folder_opens_without_braid_and_refuses_training(tmp_path: Path) -> No
     assert seen["generated"].shape == (2, 16)
 
 
-def test_a_quantised_folder_is_not_trained_edited_or_converted(tmp_path: Path) -> None:
+def test_a_quantised_folder_is_not_trained_or_edited(tmp_path: Path) -> None:
     edit("quantize", model_folder(tmp_path / "source"), tmp_path / "small")
     recipe = {"name": "again", "start_from": str(tmp_path / "small"), "out": str(tmp_path / "run")}
     data = {"length": 16, "sets": {"stories": {"source": "stories", "documents": 3}}}
@@ -163,6 +164,24 @@ def test_a_quantised_folder_is_not_trained_edited_or_converted(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
     with pytest.raises(BraidError, match=r"this model is quantised \(int8\), and an edit needs weights"):
         edit("quantize", tmp_path / "small", tmp_path / "out")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("options", [{"scheme": "int8"}, {"scheme": "int4", "group": 8}])
+def test_a_quantised_folder_is_converted_as_the_weights_it_stands_for(
+    tmp_path: Path, options: dict[str, Any], tied: bool
+) -> None:
+    source = model_folder(tmp_path / "source", tie_embeddings=tied)
+    edit("quantize", source, tmp_path / "small", **options)
+    plan = convert(tmp_path / "small", tmp_path / "llama", to="llama")
+    assert any("quantised matrices become the weights that they stand for" in note for note in plan.notes)
+    theirs, ids = LlamaForCausalLM.from_pretrained(tmp_path / "llama"), random_ids(2, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, load_model(tmp_path / "small")(ids).logits, atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_that_rounds_inputs_has_no_such_weights(tmp_path: Path) -> None:
+    edit("quantize", model_folder(tmp_path / "source"), tmp_path / "small", scheme="int8_dynamic")
     with pytest.raises(BraidError, match=r"matrices are compressed \(int8\); Llama stores each as it is"):
         convert(tmp_path / "small", tmp_path / "out", to="llama")
 

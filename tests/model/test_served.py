@@ -222,7 +222,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bytes": ({"embedding": "bytes", "tie_embeddings": False}, "not 'bytes' and 'linear'"),
     "bias": ({"head": {"kind": "linear", "bias": True}}, "its head has a bias"),
     "width": ({"stages": ["block", {"project": {"to": 8}}], "tie_embeddings": False}, "ends with 8 channels"),
-    "quantised": ({"compression": [{"int8": {"modules": ["stages.*.feed.*"]}}]}, "quantised .int8."),
+    "quantised": (
+        {"compression": [{"int8": {"modules": ["stages.*.feed.*"]}}]},
+        "quantised .int8.; .*`braid convert FOLDER --to llama",
+    ),
 }
 
 

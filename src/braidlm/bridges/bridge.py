@@ -34,8 +34,9 @@ from braidlm.core.models.folders import (
     versions,
 )
 from braidlm.data.tokenizing.build import BraidTokenizer
+from braidlm.model.compression import QuantisedMatrix, QuantisedStack, compressions
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.config.registry import Registry
+from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 bridges = Registry("format")
@@ -278,8 +279,11 @@ class Export:
 
     def __init__(self, folder: Path, name: str, kind: str, bridge: ExportingBridge, tokenizer: BraidTokenizer | None):
         self.folder, self.name, self.kind, self.tokenizer = folder, name, kind, tokenizer
-        info = ModelInfo(load_config(folder))
-        check_weights(folder, info.model)
+        config = load_config(folder)
+        check_weights(folder, skeleton(config))
+        quantised = [form for form in config.decoded.compression if stands_for_weights(form)]
+        config.decoded.compression = [form for form in config.decoded.compression if form not in quantised]
+        info = ModelInfo(config)
         if problems := bridge.export_problems(info) + bridge.tokenizer_problems(info, tokenizer):
             raise BraidError(f"{bridge.title} cannot express this model:{bullet_list(problems)}", str(folder))
         self.target = bridge.target(info)
@@ -292,6 +296,8 @@ class Export:
         if problems := compare_shapes(self.target.shapes, shapes | self.zeros):
             raise BraidError(f"the tensors do not fit {bridge.title}:{bullet_list(problems)}", str(folder))
         notes = bridge.export_notes(info) + info.copied_weights()
+        if quantised:
+            notes.append("quantised matrices become the weights that they stand for (the function does not change)")
         if self.zeros:
             added = _counted_patterns(self.zeros)
             notes.append(f"{bridge.title} always has biases; added as zeros (logits do not change): {added}")
@@ -299,7 +305,7 @@ class Export:
 
     def write(self, out: Path) -> None:
         """Write the folder or file in one atomic step."""
-        state = load_model(self.folder).state_dict()
+        state = plain_weights(load_model(self.folder))
         tensors = {name: torch.zeros(shape) for name, shape in self.zeros.items()}
         for mapping in self.mappings:
             tensors |= mapping.to_foreign(state[mapping.braid].float())
@@ -313,6 +319,20 @@ class Export:
         made_by = f"convert to {self.kind}"
         lineage = {"format": 1, "made_by": made_by, "sources": [source], "versions": versions()}
         self.target.write(out, tensors, self.tokenizer, lineage)
+
+
+def stands_for_weights(form: Choice) -> bool:
+    """Whether products with matrices of this form are those with other weights, and nothing else is rounded."""
+    return not compressions[form.kind].trainable and not getattr(form.options, "dynamic", False)
+
+
+def plain_weights(model: BraidForCausalLM) -> dict[str, Tensor]:
+    """The tensors of a model, with the weights that quantised matrices stand for."""
+    state = dict(model.state_dict())
+    for address, module in model.named_modules():
+        if isinstance(module, QuantisedMatrix):
+            state[f"{address}.weight"] = module.rows()[0] if isinstance(module, QuantisedStack) else module.dense()
+    return state
 
 
 def _counted_patterns(names: Iterable[str]) -> str:

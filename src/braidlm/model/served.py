@@ -80,7 +80,8 @@ def unserved(model: Any) -> Iterator[str]:
     elif model.width_out != architecture.width:
         yield f"its stream ends with {model.width_out} channels and begins with {architecture.width}"
     if kinds := untrainable(architecture.compression):
-        yield f"its matrices are quantised ({', '.join(kinds)})"
+        nearest = "`braid convert FOLDER --to llama --out NEW` (or mistral, qwen2, gpt2) writes the same function"
+        yield f"its matrices are quantised ({', '.join(kinds)}); where it has that shape, {nearest}"
     if not model.attentions:
         yield "it has no attention"
 
