@@ -35,8 +35,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     steps = list(range(1, 101))
     loss = Lines({"train": (steps, [5 / step + 1 for step in steps]), "dense": (steps, [2.0] * 100)}, "step", "loss")
     made.heading("Loss").chart(loss, name="loss")
-    rows = [["a", "0.7 ± 0.1", "1.2M"], ["b", "−0.3", "20k"], ["c", None, "3"], ["d", "12", "1,500"]]
-    made.heading("Table").table(Table(["name", "bits", "size"], rows, best=1))
+    rows = [["a", "0.7 ± 0.1", "1.2M", "8.1s"], ["b", "−0.3", "20k", "1m07s"]]
+    rows += [["c", None, "3", "2h01m"], ["d", "12", "1,500", "40.0s"]]
+    made.heading("Table").table(Table(["name", "bits", "size", "time"], rows, best=1))
     for name, chart in every_chart(NASTY).items():
         made.heading(name).chart(chart, NASTY, name)
     path = tmp_path_factory.mktemp("page") / "report.html"
@@ -149,6 +150,8 @@ def test_a_table_is_sorted_by_any_column(page: Any) -> None:
     assert (head.get_attribute("aria-sort"), first.all_inner_texts()) == (None, ["a", "b", "c", "d"])
     table.get_by_role("columnheader", name="size").get_by_role("button").click()
     assert first.all_inner_texts() == ["a", "b", "d", "c"], "1.2M, 20k, 1,500, 3"
+    table.get_by_role("columnheader", name="time").get_by_role("button").click()
+    assert first.all_inner_texts() == ["c", "b", "d", "a"], "2h01m, 1m07s, 40.0s, 8.1s"
     assert table.locator("tr.best td").first.inner_text() == "b"
 
 

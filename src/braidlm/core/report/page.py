@@ -44,7 +44,7 @@ WIDE = 6
 """A table of so many columns may be wider than the text beside it."""
 LONG = 14
 """A fact of more letters is written smaller, and has more room."""
-NUMBER = re.compile(r"[-+−±~<>]?[\d.,]*\d[\d.,]*\s?(%|×|x|[kMBT]|s|ms|h|GB|MB|kB)?([ ]?±[ ]?[\d.]+)?")
+NUMBER = re.compile(r"[-+−±~<>]?[\d.,]*\d[\d.,]*\s?(%|×|x|[kMBT]|m?s|h|[hm]\d+[ms]|days|GB|MB|kB)?([ ]?±[ ]?[\d.]+)?")
 NO_NUMBER = ("", "–", "-")
 
 

@@ -2,15 +2,15 @@
 
 import { draw } from "./charts.js";
 
-const UNITS = { k: 1e3, M: 1e6, B: 1e9, T: 1e12, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, ms: 1e-3, s: 1, min: 60, h: 3600, d: 86400 };
+const UNITS = { k: 1e3, M: 1e6, B: 1e9, T: 1e12, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, ms: 1e-3, s: 1, m: 60, h: 3600, days: 86400 };
 
-/** The number that a cell begins with, in the unit of all ("1.2M", "3 min 4 s", "0.71 ± 0.02"), or null. */
+/** The number that a cell begins with, in the unit of all ("1.2M", "3m04s", "0.71 ± 0.02"), or null. */
 function value(text) {
   const plain = text.replace("−", "-").replaceAll(",", "").replace(/^[✓✗~<>±+(\s]+/, "");
   if (!/^-?[\d.]/.test(plain)) return null;
   const [first, ...rest] = [...plain.split("±")[0].matchAll(/(-?\d*\.?\d+(?:e[-+]?\d+)?)\s*([a-zA-Z]*)/g)];
   if (!first) return null;
-  const sizes = [first, ...rest.filter(([, , unit]) => ["s", "min", "h"].includes(unit) && ["d", "h", "min"].includes(first[2]))];
+  const sizes = [first, ...rest.filter(([, , unit]) => ["s", "m"].includes(unit) && ["h", "m"].includes(first[2]))];
   return sizes.reduce((sum, [, number, unit]) => sum + Number(number) * (UNITS[unit] ?? 1), 0);
 }
 
