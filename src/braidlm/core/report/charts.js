@@ -747,7 +747,7 @@ function exported(view) {
 }
 
 /** An SVG as a PNG that is sharp on dense screens. */
-async function pictured(text) {
+export async function pictured(text) {
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   await image.decode();

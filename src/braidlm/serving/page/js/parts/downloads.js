@@ -1,5 +1,5 @@
 /** Files for the reader: tables as CSV, what the server said as JSON, pictures as SVG or PNG. */
-import { csv, save } from "/static/report/charts.js";
+import { csv, pictured, save } from "/static/report/charts.js";
 import { html } from "../ui.js";
 
 /**
@@ -15,22 +15,9 @@ export function Downloads({ name, table, data, picture }) {
     table && ["CSV", () => save(`${file}.csv`, csv(table()), "text/csv")],
     data && ["JSON", () => save(`${file}.json`, JSON.stringify(data(), null, 2), "application/json")],
     picture && ["SVG", () => save(`${file}.svg`, picture(), "image/svg+xml")],
-    picture && ["PNG", async () => save(`${file}.png`, await png(picture()))],
+    picture && ["PNG", async () => save(`${file}.png`, await pictured(picture()))],
   ].filter(Boolean);
   return html`<p class="downloads"><span>Save as</span>${kinds.map(
     ([kind, todo]) => html`<button type="button" class="quiet" key=${kind} onClick=${todo}>${kind}</button>`,
   )}</p>`;
-}
-
-/** An SVG as a PNG, twice as fine. @param {string} picture @returns {Promise<Blob>} */
-async function png(picture) {
-  const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(picture)}`;
-  await image.decode();
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [2 * image.width, 2 * image.height];
-  const context = canvas.getContext("2d");
-  context.scale(2, 2);
-  context.drawImage(image, 0, 0);
-  return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
