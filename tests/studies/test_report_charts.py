@@ -1,12 +1,10 @@
-"""One colour for each model and one scale of bits in all charts of a study."""
+"""One colour for each model in all charts of a study."""
 
 import pytest
 
 from braidlm.core.report.report import COLOURS, INK
 from braidlm.studies.report import (
-    bar_limit,
     comparison_chart,
-    curve_limits,
     joins_models_of_two_domains,
     learning_chart,
     model_colours,
@@ -53,22 +51,13 @@ def test_where_nothing_is_joined_there_is_no_plane(results: StudyResults) -> Non
     assert not joins_models_of_two_domains(results)
 
 
-def test_learning_charts_of_all_domains_have_one_scale(results: StudyResults) -> None:
-    limits = {learning_chart(results, domain).y_limits for domain in results.domains}  # type: ignore[union-attr]
-    assert len(limits) == 1
-
-
-def test_scales_are_the_same_for_what_is_alike() -> None:
-    assert curve_limits([0.4, 3.0]) == curve_limits([0.26, 3.9]) == (0.25, 4.0)
-    assert curve_limits([0.2, 5.0, float("nan")]) == (0.125, 8.0)
-    assert curve_limits([1.05, 1.9]) == curve_limits([1.0]) == (1.0, 2.0), "no room for what no model reaches"
-    assert curve_limits([]) == (1.0, 2.0)
-    assert bar_limit([0.5, 0.8]) == bar_limit([]) == 1.0
-    assert bar_limit([0.95]) == 2.0
-    assert bar_limit([5.0]) == 8.0
-
-
 def test_without_validations_there_is_no_learning_chart(results: StudyResults) -> None:
     for model in results.models:
         model.curve = []
+    assert learning_chart(results, "stories") is None
+
+
+def test_one_validation_is_no_learning(results: StudyResults) -> None:
+    for model in results.models:
+        model.curve = model.curve[:1]
     assert learning_chart(results, "stories") is None

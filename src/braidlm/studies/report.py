@@ -1,8 +1,7 @@
 """`braid train STUDY`: run a study, measure its models and write the report: one colour for each model throughout."""
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean
 
 from braidlm.core import console
@@ -136,7 +135,6 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
     models = [m for m in results.models if m.seed == results.study.seeds[0]]
     series: dict[str, tuple[list[float], list[float]]] = {}
     series_colours = {}
-    reached = [bits for m in models for point in m.curve for bits in point.bits.values()]
     for model in models:
         points = [(point.seen(unit), point.bits[domain]) for point in model.curve if domain in point.bits]
         before = results.before(model) if model.kind == "composed" else []
@@ -155,7 +153,6 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
         log_x=len(results.study.validation.every.parts) > 1,
         log_y=True,
         colours=series_colours,
-        y_limits=curve_limits([*reached, *levels.values()]),
     )
 
 
@@ -202,20 +199,4 @@ def comparison_chart(results: StudyResults, models: list[ModelResult], ngrams: M
         own = [m for m in models if m.kind != "path" or results.study.domains_of(m.name) == [domain]]
         bars[domain] = {m.name: m.bits[domain] for m in own} | {name: bits[domain] for name, bits in ngrams.items()}
     colours = model_colours(results) | dict.fromkeys(ngrams, INK)
-    limit = bar_limit(bits for group in bars.values() for bits in group.values())
-    return Bars(bars, "bits per byte (lower is better)", digits=3, colours=colours, limit=limit)
-
-
-def curve_limits(bits: Iterable[float]) -> tuple[float, float]:
-    """The scale of all learning curves: whole powers of two around them, so that most runs of a study have the same."""
-    powers = [math.log2(value) for value in bits if math.isfinite(value) and value > 0] or [0.0]
-    low = math.floor(min(powers))
-    return 2.0**low, 2.0 ** max(math.ceil(max(powers)), low + 1)
-
-
-def bar_limit(bits: Iterable[float]) -> float:
-    """The end of the scale of all bars, doubled until they fit; a tenth is kept for the number after a bar."""
-    limit, largest = 1.0, max((value for value in bits if math.isfinite(value)), default=0.0)
-    while largest > 0.9 * limit:
-        limit *= 2
-    return limit
+    return Bars(bars, "bits per byte (lower is better)", digits=3, colours=colours)

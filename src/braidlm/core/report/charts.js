@@ -265,8 +265,7 @@ function drawLines(view, chart) {
   const full = { x: span(everyX, chart.log_x, 0) };
   const [from, to] = view.zoom?.x ?? full.x;
   const near = shown.flatMap(({ xs, ys }) => ys.filter((y, at) => y !== null && xs[at] >= from && xs[at] <= to));
-  const limits = !view.zoom && chart.y_limits;
-  const yDomain = limits || span(view.zoom ? near : [...near, ...shownLevels.map(({ y }) => y)], chart.log_y, 0.05);
+  const yDomain = span(view.zoom ? near : [...near, ...shownLevels.map(({ y }) => y)], chart.log_y, 0.05);
   const named = series.length > 1 || levels.length ? [...series, ...levels] : [];
   const room = Math.max(0, ...named.map(({ name }) => measure(name))) + 36;
   const height = Math.max(220, Math.min(340, view.width * 0.52));
@@ -382,7 +381,7 @@ function drawBars(view, chart) {
   const above = widest > view.width * 0.34; // long names stand above their bars
   const left = above ? 2 : widest + 12;
   const low = Math.min(0, ...values);
-  const scale = scaleLinear([low, chart.limit ?? Math.max(0, ...values, 1e-12)], [left + (low < 0 ? room : 0), view.width - room]);
+  const scale = scaleLinear([low, Math.max(0, ...values, 1e-12)], [left + (low < 0 ? room : 0), view.width - room]);
   const thick = inGroups ? 18 : 22;
   let y = 6;
   for (const [group, bars] of groups) {
@@ -396,8 +395,7 @@ function drawBars(view, chart) {
       const finite = Number.isFinite(value);
       const ends = [scale(0), finite ? scale(value) : scale(0)].sort((a, b) => a - b);
       const box = { x: ends[0], y, width: Math.max(1, ends[1] - ends[0]), height: thick };
-      const pale = ![null, undefined, name].includes(chart.highlight);
-      svg("rect", { ...box, rx: 1.5, fill: colour(name), class: pale ? "pale" : null }, view.svg);
+      svg("rect", { ...box, rx: 1.5, fill: colour(name) }, view.svg);
       const past = value < 0 ? ends[0] - 5 : ends[1] + 5;
       svg("text", { x: past, y: y + thick / 2 + 4, "text-anchor": value < 0 ? "end" : "start" }, view.svg, text(value));
       view.spots.push({

@@ -7,7 +7,6 @@ each chart stand in a table.
 import base64
 import hashlib
 import json
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
@@ -49,10 +48,10 @@ NO_NUMBER = ("", "–", "-")
 
 
 @cache
-def _assets() -> tuple[str, str, str]:
-    """The style, the script (one module: what a file imports stands above it), and the policy that allows both."""
+def _assets() -> tuple[str, str, str, str]:
+    """The style, the script (one module: what a file imports stands above it), their policy, the logo."""
 
-    def joined(names: Sequence[str]) -> str:
+    def joined(*names: str) -> str:
         folder = files("braidlm.core.report")
         texts = (folder.joinpath(name).read_text(encoding="utf-8") for name in names)
         return "\n" + "\n".join(re.sub(r"^import .*\n", "", text, flags=re.MULTILINE) for text in texts)
@@ -60,15 +59,16 @@ def _assets() -> tuple[str, str, str]:
     def sha256(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
-    style, script = joined(STYLES), joined(SCRIPTS)
+    style, script = joined(*STYLES), joined(*SCRIPTS)
     # Whatever a caller may put into the page, nothing is loaded, and no other script or style counts.
     sources = f"script-src {sha256(script)}; style-src {sha256(style)}; img-src data: blob:"
-    return style, script, f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
+    return style, script, policy, joined("logo.svg").strip()
 
 
 def html(report: Report) -> str:
     """The whole document."""
-    style, script, policy = _assets()
+    style, script, policy, logo = _assets()
     subtitle = f'<p class="subtitle">{_inline(report.subtitle)}</p>' if report.subtitle else ""
     said = Text(report.verdict)
     verdict = f'<section class="verdict" aria-label="Verdict">\n{_part(said)}\n</section>' if report.verdict else ""
@@ -88,7 +88,7 @@ def html(report: Report) -> str:
 </head>
 <body>
 <header class="report">
-{_logo()}
+{logo}
 <h1>{_inline(report.title)}</h1>
 {subtitle}
 </header>
@@ -236,19 +236,3 @@ def _inline(text: str) -> str:
 
 def _caption(text: str) -> str:
     return f"<figcaption>{_inline(text)}</figcaption>" if text else ""
-
-
-def _logo() -> str:
-    """A braid of three strands."""
-    lines = []
-    for crossing in range(10):
-        # Between two crossings the strands keep their order in depth; the nearest is drawn last, with an outline.
-        middle = crossing * math.pi / 3
-        turns = sorted((math.sin(2 * (middle + 0.26 + k * math.tau / 3)), k) for k in range(3))
-        for _, k in turns:
-            ts = [middle + math.pi / 3 * (step / 6 - 0.5) for step in range(7)]
-            path = " ".join(f"{t * 12 + 8:.1f},{13 + 8 * math.sin(t + k * math.tau / 3):.1f}" for t in ts)
-            strand = f'<polyline points="{path}" stroke="var(--'
-            lines += [f'{strand}paper)" stroke-width="7"/>']
-            lines += [f'{strand}c{k + 1})" stroke-width="3.4" stroke-linecap="round"/>']
-    return f'<svg class="mark" viewBox="0 0 130 26" fill="none" aria-hidden="true">{"".join(lines)}</svg>'

@@ -38,8 +38,6 @@ class Lines:
     log_x: bool = False
     log_y: bool = False
     colours: Colours = field(default_factory=dict)
-    y_limits: tuple[float, float] | None = None
-    """The scale, where charts share one."""
     falling_x: bool = False
     """Whether the largest x is at the left, so that names stand where the smallest is."""
     mark: tuple[float, str] | None = None
@@ -73,13 +71,8 @@ class Bars:
 
     values: Mapping[str, float] | Mapping[str, Mapping[str, float]]
     value_label: str
-    title: str = ""
     digits: int = 2
-    highlight: str | None = None
-    """The bar (or, in groups, the series) that the chart is about; the others are paler."""
     colours: Colours = field(default_factory=dict)
-    limit: float | None = None
-    """Where the scale ends; by default at the values."""
 
     def __post_init__(self) -> None:
         _check([v for v in self.values.values() if not isinstance(v, Mapping) or v], f"chart of {self.value_label}")
