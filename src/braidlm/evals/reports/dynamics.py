@@ -9,7 +9,6 @@ names the best checkpoint of each run below the scores.
 """
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -19,14 +18,12 @@ from braidlm.core.report.report import Lines, Report, Table, listed
 from braidlm.evals.babylm.averages import averages
 from braidlm.evals.reports.scores import (
     AMOUNTS,
-    SHORT,
+    add_method,
     explanations,
     run_table,
     score_cell,
     score_table,
     sentence,
-    task_table,
-    versions_line,
 )
 from braidlm.evals.results import Evaluation, ModelResults
 
@@ -140,8 +137,6 @@ def best_sentence(run: Dynamics) -> str:
 TASKS_PER_TABLE = 3
 LOG_AXIS_RATIO = 20
 """Amounts of training that differ by more than this factor have a logarithmic axis: 1M to 100M words."""
-MAX_LABEL = 36
-"""Characters of an axis label; longer ones are wrapped."""
 DEVIATION = "standard deviations, smoothed"
 
 
@@ -202,7 +197,7 @@ def dynamics_report(evaluation: Evaluation) -> Report:
         lines = {run.run: (run.amounts, run.scores[task]) for run in runs}
         result = evaluation.models[0].tasks[task]
         levels = {} if result.chance is None else {"by chance": result.chance}
-        chart = Lines(lines, _label(runs[0]), textwrap.fill(result.metric, MAX_LABEL), task, levels, log_x=log_x)
+        chart = Lines(lines, _label(runs[0]), result.metric, task, levels, log_x=log_x)
         report.chart(chart, f"`{task}`: {sentence(about['description'])}", name=f"score-{task}")
     report.heading("Numbers")
     for run in runs:
@@ -211,13 +206,7 @@ def dynamics_report(evaluation: Evaluation) -> Report:
         report.text(line)
     if evaluation.over_runs:
         report.table(run_table(evaluation))
-    report.heading("What was measured").table(task_table(evaluation))
-    models = [[model.name, f"`{model.sha256[:SHORT]}`"] for model in evaluation.models]
-    report.table(Table(["checkpoint", "SHA-256 begins with"], models))
-    return report.text(
-        f"Computed in {evaluation.dtype}, with {versions_line(evaluation)}. All numbers are in `results.json` "
-        "and `results.csv` beside this page."
-    )
+    return add_method(report, evaluation)
 
 
 def _key_figures(run: Dynamics, evaluation: Evaluation) -> dict[str, str]:

@@ -50,6 +50,11 @@ def scores_report(evaluation: Evaluation) -> Report:
         report.heading("Differences").table(_difference_table(evaluation))
     for task in evaluation.tasks if not evaluation.runs else ():
         _add_parts(report, evaluation, task)
+    return add_method(report, evaluation)
+
+
+def add_method(report: Report, evaluation: Evaluation) -> Report:
+    """What was measured, of which models, and by which versions."""
     report.heading("What was measured").table(task_table(evaluation))
     rows = [
         [
@@ -59,7 +64,8 @@ def scores_report(evaluation: Evaluation) -> Report:
         for model in evaluation.models
     ]
     report.table(Table(["model", "active paths", "modules switched off", "SHA-256 begins with"], rows))
-    report.text(f"Computed in {evaluation.dtype}, with {versions_line(evaluation)}.")
+    versions = ", ".join(f"{package} {version}" for package, version in evaluation.versions.items())
+    report.text(f"Computed in {evaluation.dtype}, with {versions}.")
     return report.text("Every part of every task is in `results.json` and `results.csv` beside this page.")
 
 
@@ -184,11 +190,6 @@ def _setting(value: Any) -> str:
 def sentence(text: str) -> str:
     """A description with a full stop, unless it is a question."""
     return text if text[-1] in ".?!" else f"{text}."
-
-
-def versions_line(evaluation: Evaluation) -> str:
-    """The versions of the packages."""
-    return ", ".join(f"{package} {version}" for package, version in evaluation.versions.items())
 
 
 def _differences(evaluation: Evaluation) -> dict[str, tuple[str, str]]:
