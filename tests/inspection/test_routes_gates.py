@@ -83,6 +83,7 @@ def test_a_model_without_routers_is_shown_by_its_gates(
     assert rows[2]["activation"] != rows[2]["activation_without"]
     page = (tmp_path / "report" / "routes.html").read_text()
     assert "<h1>What gates do</h1>" in page
+    assert "of what their layers give, most in layer" in page
     assert page.count('<figure class="picture">') == 2
     again = routes_verb(gated[name], "--data", *data, "--out", tmp_path / "report")
     assert again.code == 0, "an older report is replaced"

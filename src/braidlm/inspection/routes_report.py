@@ -6,6 +6,7 @@ from typing import Any
 
 from braidlm.core.report.report import Bars, Mark, Report, Table, Tokens, listed
 from braidlm.inspection.data_tables import data_tables
+from braidlm.inspection.gates import ModelGates
 from braidlm.inspection.layers import Layer
 from braidlm.inspection.results import (
     ModelRoutes,
@@ -48,8 +49,7 @@ def routes_report(result: RoutingReport, back: str = "") -> Report:
         )
     else:
         report = Report("What gates do", f"The gated layers of {listed([model.name for model in result.gated])}")
-        said = [(f"{model.name}: " if len(result.gated) > 1 else "", model.findings) for model in result.gated]
-        report.verdict = "\n\n".join(name + " ".join(f"{capital(one)}." for one in found) for name, found in said)
+        report.verdict = "\n\n".join(map(_gates_verdict, result.gated))
     report.tables = data_tables(result)
     if back:
         report.links({"Back to the report": back})
@@ -63,6 +63,14 @@ def routes_report(result: RoutingReport, back: str = "") -> Report:
         report.heading("How this was read")
         _method(report, result)
     return report
+
+
+def _gates_verdict(model: ModelGates) -> str:
+    """How much the gates of a model add, and what stands out."""
+    least, most = (pick(model.layers, key=lambda one: one.relative) for pick in (min, max))
+    shares = " to ".join(dict.fromkeys(f"{one.relative:.1%}" for one in (least, most)))
+    added = f"the gates of {model.name} add {shares} of what their layers give, most in layer {most.layer}"
+    return " ".join(f"{capital(one)}." for one in ([added] if most.relative else []) + model.findings)
 
 
 def _add_routes(report: Report, result: RoutingReport) -> None:

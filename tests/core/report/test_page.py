@@ -83,7 +83,7 @@ def every_chart(name: str = "a") -> dict[str, Chart]:
             {"level": 1.5},
         ),
         "points": Points({name: (1.0, 2.0), "b": (0.5, 4.0)}, name, name, colours={name: COLOURS[1]}, log=True),
-        "bars": Bars({name: {name: 1.25, "b": -2.0}}, name, name, colours={"b": INK}),
+        "bars": Bars({name: {name: 1.25, "b": -2.0}}, name, colours={"b": INK}),
         "shares": StackedShares({name: {(name, "row"): {name: 0.75, "mix": 0.25}}}, [name, "mix"], ["mix"]),
         "heat": HeatMaps([[heat]], name),
     }
