@@ -3,11 +3,11 @@
     python benchmarks/sharded_data.py [--gigabytes 20]
 
 The server is the stand-in of the tests, in a process of its own. Its shards are one shard of made-up stories, each with
-another end, so that all hashes differ and nobody needs the disk: it can serve any amount. The loader reads in segments:
-one over S3 with a cache of 2 GB, then a quarter as many tokens from a folder of the first shards, in turn, so that a
-slow minute of the machine hits both; what a segment has asked for ahead is waited for within it. In the middle of a segment the
-loader is killed (SIGKILL), and another process goes on from the position saved last: what both of them read is compared
-by hashes. Memory is that of the loader's process: its own (anonymous), and all with the pages of mapped files.
+another end, so that all hashes differ and nobody needs the disk: it can serve any amount. The loader reads
+in segments: one over S3 with a cache of 2 GB, then a quarter as many tokens from a folder of the first shards, in turn,
+so that a slow minute of the machine hits both; what a segment has asked for ahead is waited for within it. Within
+a segment the loader is killed (SIGKILL), and another process goes on from the position saved last: what both of them
+read is compared by hashes. Memory is that of the loader's process: its own (anonymous), and all with mapped files.
 """
 
 import argparse
@@ -29,6 +29,8 @@ import torch
 from measure import record
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.data.s3_server import ENVIRONMENT, Store
+
 from braidlm.core.files import json_sha256
 from braidlm.data.loading.chunking import Contiguous
 from braidlm.data.loading.loader import Loader
@@ -36,7 +38,6 @@ from braidlm.data.loading.sharded_streams import stream_of
 from braidlm.data.packing.packed_data import PackedData, ShardFacts
 from braidlm.data.packing.prepare import prepare
 from braidlm.data.packing.sharded import ShardedData, open_packed
-from tests.data.s3_server import ENVIRONMENT, Store, s3_server
 
 SHARD_TOKENS, SEGMENTS, MARK = 16_000_000, 10, 16
 """Tokens of a shard; segments of the reading; bytes at the end of tokens.bin in which shards differ."""
@@ -224,7 +225,8 @@ SERVE = f"""
 import sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 from pathlib import Path
-from sharded_data import Repeated, s3_server
+from sharded_data import Repeated
+from tests.data.s3_server import s3_server
 with s3_server(Repeated(Path(sys.argv[1]), sys.stdin.buffer.readline().strip())) as environment:
     print(environment["AWS_ENDPOINT_URL"], flush=True)
     sys.stdin.read()

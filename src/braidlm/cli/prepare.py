@@ -22,7 +22,19 @@ EPILOG = """examples:
   braid prepare 's3://texts/web/*.jsonl.zst' --out s3://packed/web
   braid prepare hub:roneneldan/TinyStories --limit-words 10000000 --out data/tiny
 """
-DERIVED = ("answer", "section_bytes", "encoding", "errors", "split", "subset", "documents", "first", "seed")
+DERIVED = (
+    "duplicates",
+    "quality",
+    "answer",
+    "section_bytes",
+    "encoding",
+    "errors",
+    "split",
+    "subset",
+    "documents",
+    "first",
+    "seed",
+)
 """The fields of `ReadOptions` that are options as they are."""
 
 
@@ -115,4 +127,5 @@ def _show(data: "PackedData") -> None:
     ]
     if facts.targets is not None:
         rows.insert(4, ("answers", f"{facts.targets.tokens:,} of the tokens, {facts.targets.bytes:,} bytes"))
+    rows += [(f"left out: {reason}", f"{number:,}") for reason, number in facts.source.get("left_out", {}).items()]
     show_report(Table((facts.name, ""), rows))

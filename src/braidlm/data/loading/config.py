@@ -79,6 +79,10 @@ class DataSetConfig:
     """What to do with bytes that are no text in that encoding."""
     split: str = "train"
     """For a Hub data set, and for a corpus with splits: the one to train on."""
+    duplicates: Literal["keep", "exact", "near"] = "keep"
+    """Leave out training documents with the same words as an earlier one (`exact`), or nearly the same (`near`)."""
+    quality: list[str] = field(default_factory=list)
+    """Leave out training documents that break one of these rules, as `braid prepare --quality` does."""
     configuration: str | None = None
     """For a Hub data set that has several configurations: which."""
     subset: Subset = field(default_factory=Subset)

@@ -5,6 +5,7 @@ continues there; the finished folder gets its name in one rename.
 """
 
 import contextlib
+import dataclasses
 import os
 import re
 import time
@@ -17,8 +18,9 @@ from typing import Any
 from braidlm.core.addresses import is_address
 from braidlm.core.console import count, progress, say, warn
 from braidlm.core.errors import BraidError, check_folder_name
-from braidlm.core.files import explained_disk_errors, json_sha256
+from braidlm.core.files import explained_disk_errors, json_sha256, make_folder
 from braidlm.core.reading import given_path
+from braidlm.data.packing.filtering import check_rules, choose
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed
 from braidlm.data.packing.publishing import publish, publish_tokenizer, shared_tokenizer
 from braidlm.data.packing.sharded import open_packed
@@ -65,6 +67,7 @@ def prepare(
     waits for it and takes what it made.
     """
     options = ReadOptions(**reading)
+    check_rules(options)
     decode(Workers | None, workers, "workers")
     source_list = [sources] if isinstance(sources, str | Path) else list(sources)
     address = str(out).rstrip("/") if is_address(out) else None
@@ -76,6 +79,9 @@ def prepare(
     plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
     check_answers(plan, options)
     limit = Limit(limit_documents, limit_words)
+    if limit and options.filters:
+        what = "a limit ends the reading before it is known which documents are left out"
+        raise BraidError(what, todo="Leave out the limit, or the filters.")
     if limit and address is not None:
         raise BraidError("a data set at an address has no limit", address, "Leave it out, or prepare into a folder.")
     name = name or out.resolve().name
@@ -106,9 +112,11 @@ def prepare(
         if address is not None:
             publish_tokenizer(folder / "tokenizer", address, key)
         job = Job(folder, options, plan.shards, address, key)
+        left_out = _filter(job, workers or os.cpu_count() or 1)
         packed = _pack(job, used, limit, workers or os.cpu_count() or 1)
         _report(packed, used, source_list)
         origin = {"sources": [str(source) for source in source_list], "reading": options.facts(), "key": key}
+        origin |= {"left_out": left_out} if left_out else {}
         if address is not None:
             publish(address, name, used, packed, origin, job.has_prompts)
         else:
@@ -141,6 +149,29 @@ def _finished(out: Path | str, key: str, replace: bool) -> PackedData | None:
         what = "this data set exists already and was made from other sources or options"
         raise BraidError(what, str(out), "Choose another `--out`, or pass `--replace` to put the new one in its place.")
     return None
+
+
+def _filter(job: Job, workers: int) -> dict[str, int]:
+    """Decide which documents stay; how many are left out, by the reason."""
+    if not job.options.filters:
+        return {}
+    every = range(len(job.shards))
+    looks, masks = ([job.filter_file(index, kind) for index in every] for kind in ("look", "kept"))
+    make_folder(looks[0].parent)
+    looking = dataclasses.replace(job, looks=True)
+    looking.save()
+    remaining = [index for index in every if not looks[index].is_file()]
+    read, total = 0.0, round(sum(job.shards[index].size for index in remaining) / MEGABYTE, 1)
+    with (
+        progress("looking for what is left out", total, "MB") as advance,
+        contextlib.closing(pack_all(looking, remaining, workers)) as finished,
+    ):
+        for index, _ in finished:
+            read += job.shards[index].size / MEGABYTE
+            advance(round(read, 1), "")
+    left_out = choose(looks, masks, job.options)
+    say(f"left out: {', '.join(f'{number:,} {reason}' for reason, number in left_out.items())}")
+    return left_out
 
 
 def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> list[ShardCounts]:

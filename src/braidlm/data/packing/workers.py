@@ -18,9 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from braidlm.core.errors import INTERRUPTIONS, BraidError
 from braidlm.core.files import lock_or_refuse, lock_or_wait, make_folder, write_json, write_text
 from braidlm.core.reading import read_json, system_error
+from braidlm.data.packing.filtering import kept, look
 from braidlm.data.packing.packed_data import token_dtype
 from braidlm.data.packing.publishing import publish_shard, published_shards
 from braidlm.data.packing.shards import ShardCounts, finished_shard, pack_shard
@@ -44,26 +47,27 @@ class Job:
     """Where packed shards are written; None keeps them in the folder, to be joined."""
     key: str = ""
     """What the shards at the address were made from."""
+    looks: bool = False
+    """Whether documents are only looked at, to decide which are left out."""
 
     def save(self) -> None:
         shards = [list(asdict(shard).values()) for shard in self.shards]
-        place = {"address": self.address, "key": self.key}
+        place = {"address": self.address, "key": self.key, "looks": self.looks}
         write_json(self.folder / JOB, {"reading": self.options.facts(), "shards": shards, **place})
 
     @classmethod
     def load(cls, folder: Path) -> "Job":
         job = read_json(folder / JOB)
-        return cls(
-            folder,
-            ReadOptions(**job["reading"]),
-            [Shard(*values) for values in job["shards"]],
-            job["address"],
-            job["key"],
-        )
+        shards = [Shard(*values) for values in job["shards"]]
+        return cls(folder, ReadOptions(**job["reading"]), shards, job["address"], job["key"], job["looks"])
 
     @property
     def results(self) -> Path:
         return self.folder / "shards"
+
+    def filter_file(self, index: int, kind: str) -> Path:
+        """What is known of a shard's documents (`look`), or which of them stay (`kept`)."""
+        return self.folder / "filter" / f"{index:06d}.{kind}"
 
     @property
     def has_prompts(self) -> bool:
@@ -76,6 +80,10 @@ class Job:
     def pack(self, index: int, packer: Packer) -> ShardCounts:
         shard = self.shards[index]
         pieces = shard.format.pieces(shard, self.options)
+        if self.looks:
+            return ShardCounts(documents=look(pieces, self.options, self.filter_file(index, "look")))
+        if self.options.filters:
+            pieces = kept(pieces, np.load(self.filter_file(index, "kept"), allow_pickle=False))
         counts = pack_shard(pieces, packer, self.has_prompts, self.results, index, shard.place)
         if self.address is None:
             return counts

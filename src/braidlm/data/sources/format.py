@@ -74,11 +74,17 @@ class ReadOptions:
     """A Hub data set: which split."""
     subset: str | None = None
     """A Hub data set: which configuration, where it has several."""
+    duplicates: Literal["keep", "exact", "near"] = "keep"
+    """`exact` leaves out documents with the same words as an earlier one, `near` also those with nearly the same."""
+    quality: tuple[str, ...] = ()
+    """Leave out documents that break one of these rules: length, word_length, symbols, letters, stop_words, repetition,
+    placeholders."""
 
     def __post_init__(self) -> None:
-        # One field may be given as a text, several as any sequence.
-        fields = (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
-        object.__setattr__(self, "fields", fields)
+        # One may be given as a text, several as any sequence.
+        for name in ("fields", "quality"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         decode(ReadOptions, self)
         if self.template.count(QUESTION) != 1 or self.template.find(ANSWER) != len(self.template) - len(ANSWER):
             raise BraidError(
@@ -92,10 +98,17 @@ class ReadOptions:
             what = f"unknown encoding '{self.encoding}'"
             raise BraidError(what, todo="For example utf-8, latin-1, utf-16.") from None
 
+    @property
+    def filters(self) -> bool:
+        """Whether some documents are left out."""
+        return self.duplicates != "keep" or bool(self.quality)
+
     def facts(self) -> dict[str, Any]:
-        """The options as plain data; of answers and sections only where there are any: earlier versions had none."""
+        """The options as plain data; of answers, sections and filters only those in use: earlier versions had none."""
         unused = ["answer", "template"] if self.answer is None else []
         unused += ["section_bytes"] if self.section_bytes is None else []
+        unused += ["duplicates"] if self.duplicates == "keep" else []
+        unused += ["quality"] if not self.quality else []
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
