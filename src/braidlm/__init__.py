@@ -16,6 +16,7 @@ _HOMES = {
     "routes": "braidlm.inspection.routes",
     "generate": "braidlm.inspection.generate",
     "serve": "braidlm.serving.serve",
+    "chat": "braidlm.serving.chat",
     "compare": "braidlm.studies.compare",
     "convert": "braidlm.opening.convert",
     "push": "braidlm.serving.push",

@@ -1,6 +1,7 @@
 """Progress where there is no terminal, and tables that are too wide."""
 
 import pytest
+from rich.console import Console
 
 from braidlm.core import console
 
@@ -63,3 +64,14 @@ def test_a_title_is_printed_once_and_whole(monkeypatch: pytest.MonkeyPatch, caps
     title = "Every model: what it costs and what it reaches"
     console.table(["model", "parameters", "wall clock"], [["one", "1,000,000", "5.3s"]], title=title, keep=1)
     assert capsys.readouterr().out.count(title) == 1
+
+
+def test_a_terminal_gets_no_control_sequence_of_a_text_and_a_pipe_gets_the_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "a\x1b[31mb\r\x07\x9b\u202e[bold]\tc\nd"
+    console.write(text)
+    assert capsys.readouterr().out == text
+    monkeypatch.setattr(console, "_console", Console(force_terminal=True))
+    console.write(text)
+    assert capsys.readouterr().out == "a\\x1b[31mb\\x0d\\x07\\x9b\\u202e[bold]\tc\nd"

@@ -26,6 +26,7 @@ NEW: dict[str, str] = {
     r"Verbs > braid train > --cluster": "the jobs of a study on the nodes of a Ray cluster",
     r"Verbs > braid push.*": "models go to the Hub with card, licence and results",
     r"Parts > projection.*": "experts of a projection are parts, so that another kind is one file; recipes stay",
+    r"Verbs > braid chat.*": "a conversation in the terminal",
     r"Verbs > braid serve.*": "OpenAI's API for programs and a page for people",
 }
 """Patterns of names that came since, with what they are for."""

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from braidlm.cli.settings import add_switches, number, options_of
-from braidlm.core.console import say, show, show_json
+from braidlm.core.console import say, show, show_json, write
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Count, CountOrZero, Layers, Length, Probability, Seed, Temperature
 
@@ -96,11 +96,6 @@ def _generate(args: argparse.Namespace) -> None:
     from braidlm.inspection.generate import generate
 
     prompts = [_standard_input() if prompt == STANDARD_INPUT else prompt for prompt in args.prompt]
-
-    def write(text: str) -> None:
-        if not args.json:
-            sys.stdout.write(text)
-            sys.stdout.flush()
 
     started = False
 

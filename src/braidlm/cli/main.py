@@ -14,8 +14,8 @@ from braidlm.core.errors import BraidError, Terminated, did_you_mean, exit_code,
 from braidlm.core.reading import system_error
 
 ORDER = (
-    "demo", "prepare", "train", "compose", "edit", "eval", "routes", "generate", "serve", "compare", "convert", "push",
-    "show", "list", "completion",
+    "demo", "prepare", "train", "compose", "edit", "eval", "routes", "generate", "serve", "chat", "compare", "convert",
+    "push", "show", "list", "completion",
 )  # fmt: skip
 """The usual order of work, in which the help names verbs; a verb that is not in it comes after these."""
 NO_VERBS = {"main", "settings"}

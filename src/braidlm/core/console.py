@@ -22,6 +22,9 @@ _console = Console(highlight=False, soft_wrap=True)
 _quiet = False
 _document: TextIO | None = None
 """Where the result for programs goes; None where it is for people."""
+_COMMANDS = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _COMMANDS}
+"""How characters are shown that would move a terminal's cursor, change its colours or turn the direction of text."""
 PLAIN_INTERVAL = 10.0
 """Seconds between progress lines where there is no terminal."""
 
@@ -76,11 +79,19 @@ def say(message: str) -> None:
         _console.print(message, markup=False)
 
 
-def show(message: str) -> None:
-    """Print a result, even when quiet; never wrapped, so that it can be piped."""
+def write(text: str) -> None:
+    """Print a piece of a result, even when quiet; never wrapped, so that it can be piped.
+
+    To a terminal what a model, a name or a file says is text alone: control characters are shown as escapes.
+    """
     if _document is None:
-        _console.file.write(message + "\n")
+        _console.file.write(text.translate(ESCAPES) if _console.is_terminal else text)
         _console.file.flush()
+
+
+def show(message: str) -> None:
+    """Print a line of a result, as `write` does."""
+    write(message + "\n")
 
 
 def show_json(facts: Any) -> None:

@@ -1,0 +1,111 @@
+"""`braid chat` end to end: on a terminal (a pty), and with prompts from a pipe."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.servers import save_chat_model
+
+SECONDS = 120
+CONTEXT = 8192
+"""An answer that long takes seconds: there is time to stop it."""
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("model") / "chat", context=CONTEXT)
+
+
+class Terminal:
+    """A program on a terminal, and what it has written."""
+
+    def __init__(self, *command: object):
+        master, own = pty.openpty()
+        self.master, self.text = master, ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "braidlm", *map(str, command)],
+            stdin=own, stdout=own, stderr=own, env=ENVIRONMENT, start_new_session=True, preexec_fn=_take_terminal,
+        )  # fmt: skip
+        os.close(own)
+
+    def type(self, text: str) -> None:
+        """What the user types; Ctrl-C is a signal by the terminal's own settings."""
+        os.write(self.master, text.encode())
+
+    def wait_for(self, text: str) -> str:
+        """Everything up to a text, which is then read."""
+        end = time.monotonic() + SECONDS
+        while text not in self.text:
+            assert time.monotonic() < end, self.text
+            if select.select([self.master], [], [], 1.0)[0]:
+                try:
+                    self.text += os.read(self.master, 65536).decode(errors="replace")
+                except OSError:  # the program has ended
+                    pytest.fail(f"ended: {self.text}")
+        before, _, self.text = self.text.partition(text)
+        return before
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(folder: Path) -> Iterator[Terminal]:
+    terminal = Terminal("chat", folder, "--greedy", "--device", "cpu")
+    yield terminal
+    terminal.process.kill()
+    terminal.process.wait()
+    os.close(terminal.master)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_a_conversation_on_a_terminal(terminal: Terminal) -> None:
+    assert "Ctrl+C stops an answer" in terminal.wait_for("> ")
+    terminal.type("half a line\x03")
+    terminal.wait_for("> ")
+    terminal.type("/resett\n")
+    assert "Did you mean '/reset'?" in terminal.wait_for("> ")
+    terminal.type("hello\n")
+    terminal.wait_for("hello\r\n")
+    terminal.wait_for("�")  # the model's text comes
+    terminal.type("\x03")
+    rest = terminal.wait_for("\n> ")
+    assert len(rest) < CONTEXT
+    assert "limit" not in rest
+    assert not [one for one in rest if ord(one) < 32 and one not in "\r\n\t"]
+    terminal.type("\x04")
+    assert terminal.process.wait(SECONDS) == 0
+
+
+def chat(folder: Path, text: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "braidlm", "chat", str(folder), "--greedy", "--device", "cpu", *options]
+    return subprocess.run(command, input=text, capture_output=True, env=ENVIRONMENT, timeout=SECONDS, check=False)
+
+
+def test_each_line_of_a_pipe_is_a_prompt(folder: Path) -> None:
+    done = chat(folder, b"hello\n\n/system You are x.\nand?\r\nlast", "--max-tokens", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert [answer["prompt"] for answer in result["answers"]] == ["hello", "and?", "last"]
+    assert all(answer["text"] and answer["stopped"] == "max_tokens" for answer in result["answers"])
+
+
+def test_a_pipe_that_is_no_text_is_an_error_and_no_traceback(folder: Path) -> None:
+    done = chat(folder, b"\xff\xfe\n")
+    assert done.returncode == 2
+    assert b"not UTF-8" in done.stderr
+    assert b"Traceback" not in done.stderr
