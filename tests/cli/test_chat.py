@@ -1,5 +1,6 @@
 """`braid chat` end to end: on a terminal (a pty), and with prompts from a pipe."""
 
+import io
 import json
 import os
 import pty
@@ -7,12 +8,13 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from braidlm.cli import main as command
+from tests.outcome import Outcome
 from tests.serving.servers import save_chat_model
 
 SECONDS = 120
@@ -91,21 +93,36 @@ def test_a_conversation_on_a_terminal(terminal: Terminal) -> None:
     assert terminal.process.wait(SECONDS) == 0
 
 
-def chat(folder: Path, text: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "braidlm", "chat", str(folder), "--greedy", "--device", "cpu", *options]
-    return subprocess.run(command, input=text, capture_output=True, env=ENVIRONMENT, timeout=SECONDS, check=False)
+@pytest.fixture
+def chat(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """`braid chat` in this process, with prompts from a pipe."""
+    monkeypatch.setattr(command, "VERBS", ("chat",))
+
+    def run(text: bytes, *options: str) -> Outcome:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
+        code = command.main(["chat", str(folder), "--greedy", "--device", "cpu", *options])
+        return Outcome(code, *capsys.readouterr())
+
+    return run
 
 
-def test_each_line_of_a_pipe_is_a_prompt(folder: Path) -> None:
-    done = chat(folder, b"hello\n\n/system You are x.\nand?\r\nlast", "--max-tokens", "4", "--json")
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    assert [answer["prompt"] for answer in result["answers"]] == ["hello", "and?", "last"]
-    assert all(answer["text"] and answer["stopped"] == "max_tokens" for answer in result["answers"])
+def test_each_line_of_a_pipe_is_a_prompt(chat: Callable[..., Outcome]) -> None:
+    done = chat(b"hello\n\n/system You are x.\nand?\r\nlast", "--max-tokens", "4", "--json")
+    assert done.code == 0, done.err
+    answers = json.loads(done.out)["answers"]
+    assert [answer["prompt"] for answer in answers] == ["hello", "and?", "last"]
+    assert all(answer["text"] and answer["stopped"] == "max_tokens" for answer in answers)
+    shown = chat(b"hello\n", "--max-tokens", "4")
+    assert shown.out == answers[0]["text"] + "\n"
 
 
-def test_a_pipe_that_is_no_text_is_an_error_and_no_traceback(folder: Path) -> None:
-    done = chat(folder, b"\xff\xfe\n")
-    assert done.returncode == 2
-    assert b"not UTF-8" in done.stderr
-    assert b"Traceback" not in done.stderr
+def test_a_pipe_that_is_no_text_is_an_error(chat: Callable[..., Outcome]) -> None:
+    done = chat(b"\xff\xfe\n")
+    assert (done.code, done.out) == (2, "")
+    assert "not UTF-8" in done.err
+
+
+def test_an_unknown_command_is_an_error_where_nobody_can_correct_it(chat: Callable[..., Outcome]) -> None:
+    done = chat(b"/sistem You are x.\nhello\n")
+    assert (done.code, done.out) == (2, "")
+    assert "Did you mean '/system'?" in done.err

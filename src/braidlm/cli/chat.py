@@ -133,7 +133,9 @@ def _answer(talk: "Chat", line: str) -> None:
     """Write an answer as it comes."""
     try:
         stopped = talk.answer(line, console.write).stopped
-    finally:
+    except KeyboardInterrupt:
         console.write("\n")
+        raise
+    console.write("\n")
     if stopped == "limit":
         console.say("(stopped at the longest text that this model can read; /reset begins anew)")
