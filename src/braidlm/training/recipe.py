@@ -216,6 +216,7 @@ class Recipe:
             "training.routing_losses": training.routing_losses is not None,
             "training.freeze": training.freeze,
             "training.graph": training.graph,
+            "training.parallel.experts": training.parallel.experts > 1,
         }
         asked = asked_features(training, self.data).values()
         given |= {one.name: not one.for_decoders and one.is_given(training) for one in asked if one.name}

@@ -19,6 +19,12 @@ MICRO_BATCHES = 8
 """In all processes together: two in each of four, so that gradients are accumulated."""
 EXPERTS: dict[str, Any] = {"names": 4, "router": {"top_k": 2, "compute": "sparse"}}
 ROUTED = {"block": {"attention": {"heads": 4}, "feed": {"kind": "swiglu", "hidden": 24, "experts": EXPERTS}}}
+HEADS = {
+    "block": {
+        "attention": {"heads": 2, "experts": {**EXPERTS, "keys": "shared"}},
+        "feed": {"kind": "mlp", "hidden": 24, "bias": True, "experts": EXPERTS},
+    }
+}
 PATHS = {"stages": ["block", {"parallel": {"layers": 2, "paths": ["a", "b"]}}]}
 SHARED = {"stages": [{"block": {"layers": 3, "share": "blocks"}}], "tie_embeddings": True}
 MUON = {"optimizer": {"kind": "muon", "lr": 0.02}}
@@ -28,7 +34,8 @@ CASES = {
     "shared": Case(SHARED, {"activation_checkpointing": True}),
     "paths-muon": Case(PATHS, {**MUON, "average": {"kind": "ema", "rate": 0.9}}),
     "experts": Case(ROUTED, {"losses": [{"early_exit": {"weights": "equal"}}]}),
-    "experts-muon": Case(ROUTED, MUON),
+    "experts-spread": Case(ROUTED, parallel={"weights": "sharded", "experts": 2}),
+    "experts-copied": Case(HEADS, MUON, parallel={"weights": "replicated", "experts": 2}),
 }
 
 

@@ -99,7 +99,8 @@ class WeightAverage(Feature):
         saved = {STEPS: torch.tensor(self.steps)}
         if self.steps:
             for (name, own), average in zip(self.parameters.items(), self.tensors, strict=True):
-                named = {f"{AVERAGE}.{name}": average, f"{OWN}.{name}": own.detach()}
+                # A copy: what is written meanwhile finds the average in the model's place.
+                named = {f"{AVERAGE}.{name}": average, f"{OWN}.{name}": own.detach().clone()}
                 saved |= {key: whole_view(tensor, own) for key, tensor in named.items()}
         return saved
 

@@ -8,6 +8,7 @@ from typing import Any
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.config import DataConfig
 from braidlm.training.features.feature import Feature, Setup, feature
+from braidlm.training.step.expert_parallel import check_banks
 from braidlm.training.step.sharding import ParallelConfig
 
 
@@ -37,6 +38,11 @@ class Parallel(Feature):
                 "training.lora: adapters are merged into whole matrices, and training.parallel spreads these",
                 todo="Take training.parallel=replicated: adapters and their optimizer state are small.",
             )
+
+    @classmethod
+    def check_model(cls, model: Any, training: Any, data: DataConfig) -> None:
+        if training.parallel.experts > 1:
+            check_banks(model, training.parallel.experts)
 
     @classmethod
     def make(cls, setup: Setup) -> Sequence[Feature]:

@@ -7,6 +7,7 @@ while it computes. Losses are divided by the count of all processes' labels, so 
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,12 +17,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from braidlm.core import console
 from braidlm.core.devices import free_memory, training_state_bytes, weights_bytes
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count
+from braidlm.training.step.expert_parallel import spread_banks
 from braidlm.training.step.parallel import Rank, broadcast
 
 SHARE_OF_MEMORY = 0.5
@@ -127,6 +129,8 @@ def shard(
     join_alone(rank)
     lowered = None if dtype == torch.float32 else dtype
     policy = MixedPrecisionPolicy(param_dtype=lowered, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    if layout.experts > 1:
+        _shard_banks(objective, layout.expert_mesh(rank.device), policy)
     mesh = layout.mesh(rank.device)
     for unit in alone_with_parameters(units):
         if compiled:
@@ -136,7 +140,23 @@ def shard(
     for module in sharded_modules(objective):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    # Records of routers are views, which nothing changes in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     console.say(f"{rank.world_size} processes: {layout}.")
+
+
+def _shard_banks(objective: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """Give every process its own experts, and spread these over the processes that have the same."""
+    shards = mesh["shard"].size()
+
+    def dimension(parameter: nn.Parameter) -> Shard:
+        few = parameter.shape[0] < shards and parameter.shape[1] % shards == 0
+        return Shard(1 if few else 0)
+
+    for bank in spread_banks(objective, mesh):
+        fully_shard(bank, mesh=data_mesh(mesh), mp_policy=policy, shard_placement_fn=dimension)
+        for parameter in bank.parameters():
+            parameter.bank_mesh = mesh  # type: ignore[attr-defined]
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
@@ -208,7 +228,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     squares = []
     for groups, tensors in parts.items():
         square = nn.utils.get_total_norm(tensors, foreach=True).square()
-        for group in groups:
+        for group in groups:  # each holds other parts
             dist.all_reduce(square, group=group)
         squares.append(square)
     return torch.stack(squares).sum().sqrt()
@@ -223,8 +243,17 @@ def _spread_over(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def whole_view(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A parameter, or a tensor that lies as it does, as a part of what is whole with all processes."""
-    return tensor
+    """A parameter, or a tensor that lies as it does, as a part of what is whole with all processes.
+
+    FSDP2 knows of a bank that processes share only the experts that they have; other tensors are so already.
+    """
+    mesh: DeviceMesh | None = getattr(parameter, "bank_mesh", None)
+    if mesh is None or not isinstance(tensor, DTensor):
+        return tensor
+    shape = torch.Size((tensor.shape[0] * mesh["expert"].size(), *tensor.shape[1:]))
+    where = (Replicate(), Shard(0), tensor.placements[-1])
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(tensor.to_local(), mesh, where, run_check=False, shape=shape, stride=stride)
 
 
 def lying_as(parameter: Tensor, whole: Tensor) -> Tensor:
@@ -252,7 +281,7 @@ def whole_parameters(model: nn.Module, keep: bool) -> Iterator[None]:
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if isinstance(parameter.data, DTensor):
                 if parameter not in made:
-                    whole = parameter.data.full_tensor()
+                    whole = whole_view(parameter.data, parameter).full_tensor()  # type: ignore[attr-defined]
                     held = whole.cpu() if keep else torch.empty_like(whole, device="meta")
                     made[parameter] = nn.Parameter(held, requires_grad=parameter.requires_grad)
                 module._parameters[name] = made[parameter]
@@ -265,4 +294,4 @@ def whole_parameters(model: nn.Module, keep: bool) -> Iterator[None]:
     if keep:
         with torch.no_grad():
             for spread, changed in made.items():
-                put(spread, changed)
+                put(whole_view(spread, spread), changed)

@@ -29,6 +29,7 @@ from braidlm.training.step.sharding import (
     shard,
     synchronize_copies,
     total_norm,
+    whole_view,
 )
 from braidlm.training.trainable import Trainable
 
@@ -216,7 +217,7 @@ class Stepper:
         longest = self.config.clip
         if self.fused is not None and self.fused.ready:
             return self.fused.step(longest)
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        gradients = [whole_view(p.grad, p) for p in self.parameters if p.grad is not None]
         norm = total_norm(gradients)
         # On a GPU the comparison would wait for the device, so there the product with 1 is simply computed.
         if longest is not None and (norm.is_cuda or bool(norm > longest)):

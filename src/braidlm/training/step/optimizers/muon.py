@@ -1,13 +1,12 @@
 """Muon for the matrices between embedding and head, AdamW for all else."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
-from torch.distributed._functional_collectives import all_gather_tensor, wait_tensor
 from torch.distributed.tensor import DTensor
 
 from braidlm.kernels.optimizers.muon import BatchedMuon
@@ -39,8 +38,11 @@ class SpreadMuon(BatchedMuon):
     takes its part of every step.
     """
 
-    group: Any = None
-    """The processes that share the products."""
+    @property
+    def group(self) -> Any:
+        """The processes that share the products; all matrices are theirs."""
+        mesh = self.param_groups[0]["params"][0].device_mesh
+        return mesh.get_group(mesh.ndim - 1)
 
     def held(self, tensor: Any) -> Any:
         return local(tensor)
@@ -48,7 +50,6 @@ class SpreadMuon(BatchedMuon):
     def whole(self, held: Tensor, parameter: Tensor) -> Tensor:
         assert isinstance(parameter, DTensor)
         mesh, placements = parameter.device_mesh, parameter.placements
-        self.group = mesh.get_group(mesh.ndim - 1)
         shape, stride = parameter.shape, parameter.stride()
         return DTensor.from_local(held, mesh, placements, run_check=False, shape=shape, stride=stride).full_tensor()
 
@@ -61,7 +62,17 @@ class SpreadMuon(BatchedMuon):
         own = matrices[index * share : (index + 1) * share]
         padding = own.new_zeros(share - len(own), *own.shape[1:])
         made = super().orthogonalize(torch.cat((own, padding)), ns_steps)
-        return wait_tensor(all_gather_tensor(made.contiguous(), 0, self.group))[: len(matrices)]
+        together = made.new_empty(processes * share, *made.shape[1:])
+        dist.all_gather_into_tensor(together, made.contiguous(), group=self.group)
+        return together[: len(matrices)]
+
+
+def _by_processes(matrices: Sequence[Tensor]) -> list[tuple[type[BatchedMuon], Set[Tensor]]]:
+    """The matrices by the processes that hold their parts, in the same order everywhere, with what updates them."""
+    parts: dict[Any, set[Tensor]] = {}
+    for parameter in matrices:
+        parts.setdefault(getattr(parameter, "device_mesh", None), set()).add(parameter)
+    return [(BatchedMuon if mesh is None else SpreadMuon, members) for mesh, members in parts.items()]
 
 
 @optimizers.register("muon")
@@ -84,14 +95,14 @@ class Muon(Optimizer):
             parts.append(make_adamw(model, config, capturable, chosen, scale))
         if chosen:
             on_gpu = next(iter(chosen)).is_cuda
-            kind = SpreadMuon if any(isinstance(p, DTensor) for p in chosen) else BatchedMuon
-            muon = kind(
-                make_groups(model, config, chosen, config.lr, capturable),
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                ns_steps=config.ns_steps,
-                adjust_lr_fn=config.adjust_lr_fn,
-                dtype=torch.bfloat16 if on_gpu else torch.float32,  # few CPUs multiply in bf16 at all
-            )
-            parts.append(muon)
+            for kind, members in _by_processes([p for p in matrices if p in chosen]):
+                muon = kind(
+                    make_groups(model, config, members, config.lr, capturable),
+                    momentum=config.momentum,
+                    nesterov=config.nesterov,
+                    ns_steps=config.ns_steps,
+                    adjust_lr_fn=config.adjust_lr_fn,
+                    dtype=torch.bfloat16 if on_gpu else torch.float32,  # few CPUs multiply in bf16 at all
+                )
+                parts.append(muon)
         return parts
