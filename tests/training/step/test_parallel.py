@@ -1,14 +1,18 @@
 """torchrun with two processes equals one process with twice the batch, and goes on after a stop."""
 
+import os
+import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from braidlm.core.errors import BraidError
-from braidlm.training.step.parallel import Rank, _device, is_main_process, join_group, sum_over_processes
+from braidlm.training.step.parallel import DONE, Rank, Watch, _device, is_main_process, join_group, sum_over_processes
 from braidlm.training.train import train
 from tests.training.forked_runs import fork
 from tests.training.tiny_runs import records, tiny_recipe, torchrun, weights, written
@@ -58,6 +62,41 @@ def test_two_processes_stop_together_and_go_on(stories: Path, alone: Path, tmp_p
         assert run.screen.read_text().count("Stopped and saved as chck_") == 1
         fork(tmp_path / "screen", *command, processes=2).finish()
     assert_same(folder, alone)
+
+
+@pytest.mark.slow
+def test_a_lost_process_ends_the_others_and_nothing_is_lost(stories: Path, alone: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = ("train", written(recipe(stories, folder, 2), tmp_path), "training.parallel=sharded", "--device", "cpu")
+    run = fork(tmp_path / "screen", *command, processes=2)
+    while not (folder / "states" / "chck_400").is_dir() and run.is_alive():
+        time.sleep(0.001)
+    run.processes[1].kill()
+    since = time.monotonic()
+    printed = run.wait()
+    assert time.monotonic() - since < 60
+    assert run.exit_codes[0] == 2
+    assert "another process of this run has ended or does not answer" in printed
+    assert "The same command goes on from the newest checkpoint." in printed
+    assert "Traceback" not in printed
+    fork(tmp_path / "screen", *command, processes=2).finish()
+    assert_same(folder, alone)
+
+
+def test_a_process_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    store = dist.TCPStore("localhost", port, is_master=True)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    store.set("process 1", DONE.decode())
+    store.set("process 2", "1")  # and it never counts on
+    watch = Watch(Rank(0, 3, torch.device("cpu")), every=0.01, patience=0.1)
+    assert ended.wait(20)
+    watch.end()
+    assert "does not answer, so that this one ends too (process 2)" in capfd.readouterr().err
 
 
 def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:

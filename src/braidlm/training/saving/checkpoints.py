@@ -31,7 +31,7 @@ from braidlm.opening.names import best_checkpoint
 from braidlm.training.amounts import Pace, Progress, short
 from braidlm.training.features.feature import evaluating
 from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS
-from braidlm.training.saving.shards import Shards, start_writing, weights_apart
+from braidlm.training.saving.shards import Shards, finished, start_writing, weights_apart
 from braidlm.training.saving.state import RANK, SHARDS, StepState, read_state, write_state
 from braidlm.training.step.parallel import Rank, wait_for_all
 from braidlm.training.step.sharding import is_spread, whole_parameters
@@ -94,7 +94,7 @@ class Checkpoints:
         def finish() -> None:
             with explained_disk_errors(self.models / name), cleanup:
                 if written is not None:
-                    written.result()
+                    finished(written)
                 if weights:
                     with weights_apart(state_part / SHARDS) as shards:
                         trained.write_weights(model_part, shards, tokenizer, lineage, name)
@@ -118,7 +118,7 @@ class Checkpoints:
         """Return when what is being written is on disk and good."""
         if self.writing is not None:
             writing, self.writing = self.writing, None
-            writing.result()
+            finished(writing)
             wait_for_all(self.rank)
 
     def newest_good(self) -> str | None:

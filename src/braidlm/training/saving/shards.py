@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 KEPT, TEMPORARY = 1, 2
@@ -37,6 +38,14 @@ def start_writing(folder: Path, tensors: dict[str, Tensor], weights: Collection[
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what torch deprecates inside of its own code
         return dcp.async_save(dict(tensors), storage_writer=writer, process_group=group)  # type: ignore[return-value]
+
+
+def finished(writing: Future) -> None:
+    """Return when all is written; what a process could not write is an error of that process's kind."""
+    try:
+        writing.result()
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from error
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,8 +13,14 @@ import torch
 import torch.distributed as dist
 
 from braidlm.core.devices import choose_device
+from braidlm.core.errors import BraidError
 
 T = TypeVar("T")
+DONE = b"done"
+LOST = "another process of this run has ended or does not answer, so that this one ends too"
+GO_ON = "The same command goes on from the newest checkpoint."
+BROKEN = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL error")
+"""How torch says that another process is gone."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +46,61 @@ def join_group(device: str | None = None) -> Iterator[Rank]:
     if rank.device.type == "cuda":
         torch.cuda.set_device(rank.device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if rank.device.type == "cuda" else "gloo")
+    watch = Watch(rank)
     try:
         yield rank
+    except RuntimeError as error:
+        if not any(word in str(error) for word in BROKEN):
+            raise
+        raise BraidError(LOST, todo=GO_ON) from error
     finally:
         dist.destroy_process_group()
+        watch.end()
+
+
+class Watch:
+    """Ends this process with a sentence when another one of its group is lost: what waits for that waits for ever.
+
+    Every process counts in the group's store, and looks whether the others go on counting.
+    """
+
+    def __init__(self, rank: Rank, every: float = 5.0, patience: float = 40.0):
+        """`every` so many seconds a process counts; one that has not counted for `patience` seconds is lost."""
+        self.rank, self.every, self.patience = rank, every, patience
+        self.ended = threading.Event()
+        self.store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        """This process has done its work, and counts no longer."""
+        self.ended.set()
+        self.thread.join(self.every)
+        with contextlib.suppress(RuntimeError):  # the process that has the store may be gone
+            self.store.set(self._key(self.rank.index), DONE.decode())
+
+    def _run(self) -> None:
+        keys = [self._key(index) for index in range(self.rank.world_size)]
+        seen: dict[str, tuple[bytes, float]] = {}
+        count = 0
+        while not self.ended.wait(self.every if count else 0):
+            count += 1
+            now, counts = time.monotonic(), [seen.get(key, (b"", 0.0))[0] for key in keys]
+            with contextlib.suppress(RuntimeError):
+                self.store.set(self._key(self.rank.index), str(count))
+                counts = self.store.multi_get(keys)
+            for key, value in zip(keys, counts, strict=True):
+                before, since = seen.get(key, (None, now))
+                seen[key] = (value, since if before == value else now)
+            lost = [key for key, (value, since) in seen.items() if value != DONE and now - since > self.patience]
+            if lost and not self.ended.is_set():
+                sys.stderr.write(f"{LOST} ({', '.join(lost)}). {GO_ON}\n")
+                sys.stderr.flush()
+                os._exit(1)
+
+    @staticmethod
+    def _key(index: int) -> str:
+        return f"process {index}"
 
 
 def is_main_process() -> bool:
