@@ -267,6 +267,20 @@ def test_a_run_goes_on(view: View, run: Path) -> None:
     expect(page.get_by_role("heading", level=1)).to_contain_text(f"Report {SCRIPT}")
 
 
+def test_a_run_before_its_first_checkpoint(view: View) -> None:
+    """The page begins with its curves, and becomes one to write on only when it is asked to."""
+    told = {"name": "young", "loaded": False, "paths": [], "modules": [], "gates": [], "members": []}
+    told |= {"problem": "this run has no checkpoint yet", "run": None}
+    view.page.route("**/braid/models", lambda route: route.fulfill(json={"models": [told]}))
+    page = view.open()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Runs and reports")
+    expect(page).to_have_url(re.compile("view=runs"))
+    page.get_by_role("link", name="Write", exact=True).click()
+    expect(page.get_by_role("alert").filter(has_text="no checkpoint yet")).to_be_visible()
+    told["problem"] = None
+    expect(page.get_by_label("Prompt")).to_be_visible()
+
+
 def test_a_lineage(view: View) -> None:
     page = view.open(view="lineage", model=NAMED)
     node = page.locator(".node").first

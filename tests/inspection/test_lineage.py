@@ -54,6 +54,10 @@ def test_a_source_that_is_only_a_hash_is_looked_up() -> None:
     assert ("compose", "both", "") in edges
     assert ("both", "mine", "teacher") in edges
     assert kinds["left"] == "model"
+    checkpoint = {"sources": [{"model": "step-000010", "sha256": "dd"}, {"name": "model", "sha256": "ee"}]}
+    kinds, _ = shown(lineage_graph("new", checkpoint, {"dd": trained}.get))
+    assert (kinds["mine"], kinds["model"]) == ("recipe", "model")
+    assert "step-000010" not in kinds
     data = next(node for node in lineage_graph("m", trained).nodes if node.kind == "data")
     assert data.facts == {"tokens": 5, "source": "hub:a/b"}
 

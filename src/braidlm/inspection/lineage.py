@@ -4,6 +4,7 @@ A lineage may be a stranger's: nothing in it is taken for granted, and a graph h
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,8 @@ TRAINED = "braid train"
 MAX_NODES = 500
 MAX_TEXT = 300
 """Characters of a label or a fact."""
+UNNAMED = re.compile(r"model|(step-|chck_).*")
+"""The name of a source that tells no two apart; its recipe's name does."""
 SHORT = 12
 """Characters of a hash that tell models apart for people."""
 
@@ -72,13 +75,16 @@ class _Builder:
         weights = record.get("weights")
         sha256 = record.get("sha256") or (weights.get("sha256") if isinstance(weights, dict) else None)
         identity = sha256 or (weights if isinstance(weights, dict) else None) or [name, depth, len(self.graph.nodes)]
-        id, is_new = self._node("model", name, _model_facts(record, sha256), identity)
-        if id is None or not is_new:
-            return id
         nested = record.get("lineage")
         known = dict(nested) if isinstance(nested, dict) else dict(record)
         if depth and isinstance(sha256, str):  # the model's own lineage, if it is here, says more than was recorded
             known |= dict(self.find(sha256) or {})
+        recipe = known.get("recipe")
+        if depth and UNNAMED.fullmatch(name) and isinstance(recipe, dict):
+            name = str(recipe.get("name") or name)
+        id, is_new = self._node("model", name, _model_facts(record, sha256), identity)
+        if id is None or not is_new:
+            return id
         base = known.get("base")
         if isinstance(base, dict):
             self._edge(self.model(_name_of(base), base, depth + 1), id, "base")

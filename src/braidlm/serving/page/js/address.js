@@ -3,7 +3,7 @@ import { useEffect, useState } from "./ui.js";
 
 /** Every entry with what it is when the address does not say so; lists are repeated keys. */
 const DEFAULTS = {
-  view: "write",
+  view: "",
   model: "",
   other: "",
   prompt: "",

@@ -20,6 +20,8 @@ const VIEWS = [
   ["lineage", "Lineage", "The data, recipes, edits and models that a model came from.", Lineage, true],
 ];
 
+const AGAIN = 2000; // milliseconds
+
 function Page() {
   const state = useAddress();
   const [models, setModels] = useState(null);
@@ -38,12 +40,29 @@ function Page() {
     onMissingKey(() => setLocked(true));
     load();
   }, []);
-  const asked = VIEWS.find(([key]) => key === state.view) ?? VIEWS[0];
-  const [view, title, lead, View, ofModel] = models && !models.length && asked[4] ? VIEWS.find(([key]) => key === "runs") : asked;
   const model = models?.find((one) => one.name === state.model) ?? models?.[0];
+  const asked = VIEWS.find(([key]) => key === state.view);
+  const begin = models && (!model || model.problem) ? "runs" : "write";
+  const [view, title, lead, View, ofModel] = (models && !model && asked?.[4] ? null : asked) ?? VIEWS.find(([key]) => key === begin);
+  // A run before its first checkpoint will be a model.
+  useEffect(() => {
+    if (!models?.some((one) => one.problem)) return undefined;
+    const timer = setTimeout(load, AGAIN);
+    return () => clearTimeout(timer);
+  }, [models]);
+  useEffect(() => {
+    if (models && !asked) update({ view }); // and there it stays
+  }, [models]);
   useEffect(() => {
     document.title = `${title} · Braid`;
   }, [title]);
+  const content = () => {
+    if (!ofModel) return html`<${View} state=${state} models=${models} />`;
+    if (model.problem && view !== "two") {
+      return html`<${Problem} error=${model.problem} />${model.run && html`<p><a href=${addressOf({ view: "runs", run: model.run })}>Its run</a></p>`}`;
+    }
+    return html`<${View} key=${`${view} ${view === "two" ? "" : model.name}`} model=${model} models=${models} state=${state} />`;
+  };
   return html`<a class="skip" href="#content" onClick=${skip}>Skip to the content</a>
     <header class="head">
       <a class="home" href=${addressOf({ view: "write" })} aria-label="Braid, write"><${Mark} /></a>
@@ -58,11 +77,11 @@ function Page() {
         ${model && ofModel && html`<div class="about">
           ${view !== "two" && html`<${ModelChoice} label="Model" models=${models} value=${model.name}
             change=${(name) => update({ model: name, off: [], layer: 0, written: "", node: "" }, true)} />`}
-          ${view !== "two" && html`<p class="facts-line">${model.problem ?? factsOf(model)}</p>`}
+          ${view !== "two" && html`<p class="facts-line">${model.problem ? "" : factsOf(model)}</p>`}
         </div>`}
       </div>
       ${locked ? html`<${Locked} unlocked=${load} />` : html`<${Problem} error=${error} />`}
-      ${models && !locked && (ofModel ? model && html`<${View} key=${`${view} ${view === "two" ? "" : model.name}`} model=${model} models=${models} state=${state} />` : html`<${View} state=${state} models=${models} />`)}
+      ${models && !locked && content()}
       ${!models && !error && !locked && html`<p class="soft" role="status">Asking the server …</p>`}
     </main>
     <footer class="foot">
@@ -78,12 +97,13 @@ function skip(event) {
 }
 
 function factsOf(model) {
+  const paths = model.paths.filter((name) => !model.members.includes(name));
   const parts = [
     model.parameters && `${count(model.parameters)} parameters`,
-    model.paths?.length && `paths ${model.paths.join(", ")}`,
-    model.members?.length && `members ${model.members.join(", ")}`,
-    model.modules?.length && `experts in ${model.modules.length} ${model.modules.length === 1 ? "place" : "places"}`,
-    model.gates?.length && `${model.gates.length} gates`,
+    paths.length && `paths ${paths.join(", ")}`,
+    model.members.length && `members ${model.members.join(", ")}`,
+    model.modules.length && `experts in ${model.modules.length} ${model.modules.length === 1 ? "place" : "places"}`,
+    model.gates.length && `${model.gates.length} ${model.gates.length === 1 ? "gate" : "gates"}`,
     (model.limit ?? model.context) && `${count(model.limit ?? model.context)} tokens of context`,
   ];
   return parts.filter(Boolean).join(" · ");
@@ -120,7 +140,7 @@ function Locked({ unlocked }) {
   return html`<form class="panel narrow" onSubmit=${send}>
     <label class="field wide"><span class="label">This server wants its API key</span>
       <input type="password" value=${key} autocomplete="off" onInput=${(event) => set(event.target.value)} />
-      <small>It stands where \`braid serve\` was started. The key stays in this tab.</small></label>
+      <small>Whoever started <code>braid serve</code> has it. The key stays in this tab.</small></label>
     <div class="buttons"><button type="submit" class="main" disabled=${!key}>Open</button></div>
   </form>`;
 }

@@ -42,7 +42,7 @@ export function switchesOf(model, off) {
 
 /** Parts as a title says them: `maths`, `expert_2 of layer 3 feed`. */
 export function namesOf(model, off) {
-  const said = ({ kind, of }, { name }) => (kind === "module" ? `${name} of ${of}` : name);
+  const said = ({ kind, of }, { name }) => ({ module: `${name} of ${of}`, gate: `the gate of ${name}` })[kind] ?? name;
   return partsOf(model).flatMap((group) => group.parts.filter((part) => off.includes(part.key)).map((part) => said(group, part))).join(", ");
 }
 

@@ -11,8 +11,8 @@ import { figure, html, useEffect, useRef, useState } from "../ui.js";
 const HIGH = 58;
 const PAD = 8;
 const LETTER = 6.5; // of an edge's label
-/** The width of a node, the gap beside it, and how many letters fit: with room, and on a phone. */
-const [ROOMY, NARROW] = [{ wide: 196, gap: 22, letters: 21 }, { wide: 108, gap: 10, letters: 11 }];
+/** The gap beside a node, and how many letters of its name are shown: with room, and on a phone. */
+const [ROOMY, NARROW] = [{ gap: 22, letters: 28, letter: 8.2 }, { gap: 10, letters: 11, letter: 7.6 }];
 const KINDS = { model: "model", edit: "edit", recipe: "recipe", data: "data" };
 
 export function Lineage({ model, state }) {
@@ -29,11 +29,11 @@ export function Lineage({ model, state }) {
 }
 
 /** Places of all nodes and edges; from left to right where there is room for it. */
-function placed(graph, across, { wide, gap }) {
+function placed(graph, across, size) {
   const made = new Graph({ multigraph: true });
-  made.setGraph({ rankdir: across ? "LR" : "TB", nodesep: gap, ranksep: across ? 56 : 44, marginx: PAD, marginy: PAD });
+  made.setGraph({ rankdir: across ? "LR" : "TB", nodesep: size.gap, ranksep: across ? 56 : 44, marginx: PAD, marginy: PAD });
   made.setDefaultEdgeLabel(() => ({}));
-  graph.nodes.forEach((node) => made.setNode(node.id, { width: wide, height: HIGH }));
+  graph.nodes.forEach((node) => made.setNode(node.id, { width: 28 + size.letter * Math.min(Math.max(node.label.length, 9), size.letters), height: HIGH }));
   const known = new Set(graph.nodes.map((node) => node.id));
   const edges = graph.edges.filter((edge) => known.has(edge.from) && known.has(edge.to));
   edges.forEach((edge, index) => made.setEdge(edge.from, edge.to, edge.label ? { width: LETTER * edge.label.length, height: 14, labelpos: "c" } : {}, String(index)));
@@ -67,11 +67,11 @@ function Picture({ model, graph, chosen }) {
       <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" class="head-of-arrow" /></marker></defs>
       ${drawing.edges.map((edge, index) => html`<g key=${index} class="edge"><path d=${curve(edge.points)} marker-end="url(#arrow)" />${edge.label && html`<text x=${edge.x} y=${edge.y + 4} text-anchor="middle">${edge.label}</text>`}</g>`)}
       ${drawing.nodes.map((node) => html`<g key=${node.id} class=${`node ${KINDS[node.kind] ?? "model"} ${node.id === chosen?.id ? "chosen" : ""}`} role="button" tabindex="0" aria-pressed=${String(node.id === chosen?.id)}
-        transform=${`translate(${node.x - size.wide / 2} ${node.y - HIGH / 2})`} onClick=${() => choose(node)} onKeyDown=${(event) => {
+        transform=${`translate(${node.x - node.width / 2} ${node.y - HIGH / 2})`} onClick=${() => choose(node)} onKeyDown=${(event) => {
           if (event.key !== "Enter" && event.key !== " ") return;
           event.preventDefault();
           choose(node);
-        }}>${short(node.label) === node.label ? "" : html`<title>${node.label}</title>`}<rect width=${size.wide} height=${HIGH} rx=${node.kind === "data" ? 28 : 9} />
+        }}>${short(node.label) === node.label ? "" : html`<title>${node.label}</title>`}<rect width=${node.width} height=${HIGH} rx=${node.kind === "data" ? 28 : 9} />
         <text class="kind" x="14" y="22">${KINDS[node.kind] ?? ""}</text> <text class="name" x="14" y="42">${short(node.label)}</text></g>`)}
     </svg></div>
     <figcaption>What ${model.name} came from. Choose a part for its facts.</figcaption>

@@ -8,7 +8,7 @@ import { Downloads } from "../parts/downloads.js";
 import { Check, Problem, Slider, TextBox } from "../parts/fields.js";
 import { textPicture } from "../parts/picture.js";
 import { Tokens } from "../parts/tokens.js";
-import { figure, html, percent, useState } from "../ui.js";
+import { html, percent, useState } from "../ui.js";
 
 const SHOWN = 8;
 const PALEST = 0.3;
@@ -92,7 +92,7 @@ function Routed({ model, state, answer }) {
       <${Tokens} label=${`The text in ${layer.label}`} tokens=${answer.tokens} look=${lookIn(layer)} say=${(index) => spoken(layer.served[index], layer)}
         tip=${(index) => html`<${Weights} layer=${layer} index=${index} token=${answer.tokens[index]} kinds=${kinds} />`} />
     </div>`)}
-    <p class="soft">Point at a token, or walk through them with the arrow keys, for its weights. ${layers.some((l) => l.gates) ? "Gates have no choice: the colour is how much a gate adds." : "The stronger the colour, the larger the weight."}</p>
+    <p class="soft">Point at a token, or walk through them with the arrow keys, for its weights. ${layers.some((l) => l.gates) ? "A gate serves every token: the stronger the colour, the more it adds, as a share of its layer's output." : "The stronger the colour, the larger the weight."}</p>
     <${Shares} layers=${shown} kinds=${kinds} />
     <${Downloads} name=${`${model.name} routes`} picture=${picture} table=${table} data=${() => ({ model: model.name, text: state.prompt, ...answer })} />
   </section>`;
@@ -100,7 +100,7 @@ function Routed({ model, state, answer }) {
 
 function spoken(one, layer) {
   if (!one) return "passes by";
-  return layer.gates ? `gate ${figure(one.weight)}` : `${one.name} ${percent(one.weight)}`;
+  return layer.gates ? `the gate adds ${percent(one.weight)}` : `${one.name} ${percent(one.weight)}`;
 }
 
 /** Names with their colours; one that is pressed, or pointed at, alone keeps its colour in the text. */
@@ -125,7 +125,6 @@ function Weights({ layer, index, token, kinds }) {
     name,
     value: layer.weights[index][which],
     kind: kinds.get(name),
-    note: layer.gates ? figure(layer.weights[index][which]) : undefined,
   }));
   const best = weights.sort((a, b) => b.value - a.value).slice(0, SHOWN);
   const left = weights.length - best.length;

@@ -59,7 +59,7 @@ function RunTable({ runs, chosen }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Table of runs"><table class="runs">
     <caption>${chosen ? "The curves of the marked run are below." : "Choose a run for its curves and samples."} Bits per byte are of validation text: lower is better.</caption>
     <thead><tr><th scope="col">run</th><th scope="col">state</th><th scope="col" class="number">step</th><th scope="col" class="number">loss</th><th scope="col" class="number">bits per byte</th><th scope="col" class="number late">recorded</th></tr></thead>
-    <tbody>${runs.map((run) => html`<tr key=${run.id} class=${run === chosen ? "chosen" : ""}><th scope="row"><a href=${addressOf({ view: "runs", run: run.id })} aria-current=${run === chosen ? "true" : undefined}>${run.name}</a></th>
+    <tbody>${runs.map((run) => html`<tr key=${run.id} class=${run === chosen ? "chosen" : ""}><th scope="row"><a href=${addressOf({ view: "runs", run: run.id })} aria-current=${run === chosen ? "true" : undefined}>${run.name.split("/").map((part, at) => html`${at > 0 && html`/<wbr />`}${part}`)}</a></th>
       <td><span class=${`state ${/^[a-z]+$/.test(run.state) ? run.state : ""}`}>${run.state}</span></td><td class="number">${figure(run.step)}</td><td class="number">${figure(run.loss)}</td><td class="number">${figure(run.bits_per_byte)}</td><td class="number late">${ago(run.changed)}</td></tr>`)}</tbody></table></div>`;
 }
 
