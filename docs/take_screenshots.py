@@ -21,7 +21,7 @@ from playwright.sync_api import Page, sync_playwright
 IMAGES = Path(__file__).parent / "images"
 STORY = "Once upon a time there was a little girl"
 MIXED = f"{STORY} who had 3 + 4 = 7 apples."
-WIDE, PHONE = (1100, 700), (400, 700)
+WIDE, TALL, PHONE = (1100, 700), (1100, 960), (400, 1100)
 COLOURS = 128
 """As many as a picture keeps: text and flat colours need no more, and the file is a third as large."""
 
@@ -54,16 +54,18 @@ PICTURES = [
         "routes",
         {"view": "routes", "model": "composed", "prompt": MIXED, "rows": 1},
         ".token",
-        lambda page: page.locator(".layer").nth(2).locator(".token").nth(12).hover(),
+        lambda page: page.locator(".layer").nth(1).locator(".token").nth(13).hover(),
     ),
     Picture(
         "switch",
         {"view": "switch", "model": "composed", "prompt": STORY, "off": ["path:maths"], "both": 1},
         ".changes",
+        size=TALL,
         theme="dark",
     ),
-    Picture("runs", {"view": "runs"}, ".runs", lambda page: page.get_by_role("link", name="composed").first.click()),
-    Picture("lineage", {"view": "lineage", "model": "composed"}, ".node"),
+    Picture("runs", {"view": "runs"}, ".runs", lambda page: page.get_by_role("link", name="composed").first.click(),
+            size=TALL),
+    Picture("lineage", {"view": "lineage", "model": "composed"}, ".node", size=TALL),
     Picture("phone", {"view": "two", "model": "composed", "other": "dense", "prompt": STORY, "both": 1}, ".changes",
             size=PHONE, theme="dark"),
 ]  # fmt: skip

@@ -12,8 +12,8 @@ import { Write } from "./views/write.js";
 
 /** The views: key, name, what one sees, component, and whether they are about a model. */
 const VIEWS = [
-  ["write", "Write", "Begin a text, and the model goes on with it. Any token can be looked into, and changed.", Write, true],
-  ["routes", "Who goes where", "The path, expert or member that serves each token of a text, layer by layer.", Routes, true],
+  ["write", "Write", "The model goes on with a text, and any token can be changed.", Write, true],
+  ["routes", "Who goes where", "Which part of the model serves each token, layer by layer.", Routes, true],
   ["switch", "Switch a part off", "One prompt, with all parts of the model and without some.", SwitchOff, true],
   ["two", "Two models", "One prompt, two models beside each other.", TwoModels, true],
   ["runs", "Runs and reports", "What lies in the served folders; runs go on being shown while they train.", Runs, false],

@@ -12,7 +12,7 @@ const HIGH = 58;
 const PAD = 8;
 const LETTER = 6.5; // of an edge's label
 /** The gap beside a node, and how many letters of its name are shown: with room, and on a phone. */
-const [ROOMY, NARROW] = [{ gap: 22, letters: 28, letter: 8.2 }, { gap: 10, letters: 11, letter: 7.6 }];
+const [ROOMY, NARROW] = [{ gap: 22, letters: 28, letter: 9.1 }, { gap: 10, letters: 11, letter: 8.2 }];
 const KINDS = { model: "model", edit: "edit", recipe: "recipe", data: "data" };
 
 export function Lineage({ model, state }) {
