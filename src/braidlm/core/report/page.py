@@ -8,7 +8,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -73,7 +73,9 @@ def html(report: Report) -> str:
     said = Text(report.verdict)
     verdict = f'<section class="verdict" aria-label="Verdict">\n{_part(said)}\n</section>' if report.verdict else ""
     about = " ".join(" ".join(said.paragraphs).replace("`", "").split()) or report.subtitle
-    body = "\n\n".join(_with_ids(report.parts))
+    ids = _ids(report.parts)
+    shown = (_part(part).replace(">", f' id="{at}">', bool(at)) for part, at in zip(report.parts, ids, strict=True))
+    body = "\n\n".join(shown)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -94,7 +96,7 @@ def html(report: Report) -> str:
 </header>
 <main>
 {verdict}
-{_contents(report)}
+{_contents(report.parts, ids)}
 {body}
 </main>
 <footer>Made by Braid {__version__}.</footer>
@@ -110,25 +112,16 @@ def notebook(table: Table, notes: Sequence[str] = ()) -> str:
 
 
 def _ids(parts: Sequence[Part]) -> list[str]:
-    """An id for each heading, from its words."""
+    """For each part an id, from the words of a heading; nothing for other parts."""
     ids: list[str] = []
     for part in parts:
-        if isinstance(part, Heading):
-            words = re.sub(r"\W+", "-", part.text.lower()).strip("-") or "section"
-            ids.append(words if words not in ids else f"{words}-{len(ids)}")
+        words = re.sub(r"\W+", "-", part.text.lower()).strip("-") or "section" if isinstance(part, Heading) else ""
+        ids.append(f"{words}-{len(ids)}" if words and words in ids else words)
     return ids
 
 
-def _with_ids(parts: Sequence[Part]) -> Iterator[str]:
-    ids = iter(_ids(parts))
-    for part in parts:
-        shown = _part(part)
-        yield shown.replace(">", f' id="{next(ids)}">', 1) if isinstance(part, Heading) else shown
-
-
-def _contents(report: Report) -> str:
-    headings = [part for part in report.parts if isinstance(part, Heading)]
-    sections = [(one, at) for one, at in zip(headings, _ids(report.parts), strict=True) if one.level == 2]
+def _contents(parts: Sequence[Part], ids: Sequence[str]) -> str:
+    sections = [(one, at) for one, at in zip(parts, ids, strict=True) if isinstance(one, Heading) and one.level == 2]
     if len(sections) < SECTIONS:
         return ""
     items = "".join(f'<li><a href="#{at}">{_inline(one.text)}</a></li>' for one, at in sections)
