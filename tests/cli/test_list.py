@@ -22,6 +22,15 @@ def test_recipes(braid):
     assert "models/stlm-50m" in braid("list", "recipes").out
 
 
+def test_papers_lead_to_a_recipe_and_a_page(braid):
+    rows = braid("list", "papers", "--json").json()
+    known = [row["name"] for row in braid("list", "recipes", "--json").json() if row["name"].startswith("papers/")]
+    assert [row["command"].removeprefix("braid train ") for row in rows] == known
+    assert all((Path(__file__).parents[2] / row["page"]).is_file() for row in rows)
+    shown = braid("list", "papers").out
+    assert "docs/papers/self-moe.md" in shown
+
+
 def test_parts_are_all_that_is_registered(braid):
     rows = braid("list", "parts", "--json").json()
     assert {(r["kind"], r["name"]) for r in rows} == {(kind, name) for kind, reg in PARTS.items() for name in reg}

@@ -50,7 +50,7 @@ def test_train_takes_overrides_behind_options():
             "braid edit quantize: there is no option '--shceme'. Did you",
         ),
         (["list", "parts", "width=3"], "braid list: error: unrecognized arguments: width=3"),
-        (["list"], "Say what: recipes, parts, data, tasks."),
+        (["list"], "Say what: recipes, papers, parts, data, tasks."),
         (["edit"], "Name one: factorize, gate, insert, prune,"),
         (["train"], "the following arguments are required: RECIPE\n"),
     ],

@@ -24,6 +24,9 @@ NEW: dict[str, str] = {
     r"Recipe keys > training( > |\.)parallel.*": "how several processes share the weights",
     r"list tasks > bmlama53_of_3": "mLAMA with three options, as ModuleFormer asks it",
     r"Verbs > braid train > --cluster": "the jobs of a study on the nodes of a Ray cluster",
+    r"edit > select > --before": "every gate before a layer goes, as in Self-MoE's Table 6",
+    r"(Recipes|list recipes) > papers/.*/(table[17]|compressed|selection|code|balance|thresholds|base-as-printed)": "a "
+    "recipe for every table of the papers that needs no new mechanism",
     r"Verbs > braid push.*": "models go to the Hub with card, licence and results",
     r"Parts > projection.*": "experts of a projection are parts, so that another kind is one file; recipes stay",
     r"Verbs > braid chat.*": "a conversation in the terminal",

@@ -20,7 +20,9 @@ def untraced(table: Table) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_every_table_says_where_its_numbers_are_from(page: Path) -> None:
-    assert not [f"{page.name}:{table.line}" for table in tables(page) if table.numbers and not table.source]
+    """But for the tables of verdicts, whose numbers stand below them."""
+    of_numbers = (table for table in tables(page) if table.numbers and "verdict" not in table.rows[0])
+    assert not [f"{page.name}:{table.line}" for table in of_numbers if not table.source]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))

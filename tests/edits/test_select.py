@@ -113,6 +113,13 @@ def test_gates_of_little_change_go(tmp_path: Path, capsys: pytest.CaptureFixture
     assert float(rows[2]["change"]) == pytest.approx(changes_of(tmp_path / "out")[4], rel=1e-4)
 
 
+def test_every_gate_before_a_layer_goes(tmp_path: Path) -> None:
+    source = gated_folder(tmp_path / "source")
+    edit("select", source, tmp_path / "out", text=str(text_file(tmp_path)), before=5)
+    assert list(gates_of(load_model(source))) == [2, 3, 4, 5, 6]
+    assert list(gates_of(load_model(tmp_path / "out"))) == [5, 6]
+
+
 def test_selecting_twice_never_renumbers(tmp_path: Path) -> None:
     source, text = gated_folder(tmp_path / "source"), str(text_file(tmp_path))
     edit("select", source, tmp_path / "three", text=text, keep=3)
@@ -200,6 +207,8 @@ def test_the_same_call_gives_the_same_numbers(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"threshold": 0.1, "keep": 2}, "either a threshold or the number of gates to keep"),
+        ({"before": 3, "keep": 2}, "neither threshold nor keep"),
+        ({"before": 9}, "all gates are before layer 9"),
         ({"threshold": -0.1}, "threshold: expected a number of at least 0 and below 1"),
         ({"threshold": 1.0}, "threshold: expected a number of at least 0 and below 1"),
         ({"threshold": float("nan")}, "threshold: expected a number of at least 0 and below 1"),

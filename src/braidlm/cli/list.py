@@ -8,9 +8,12 @@ from typing import Any
 from braidlm.core.console import show, show_json, table
 from braidlm.core.errors import BraidError, did_you_mean
 
-HELP = "list what exists: recipes, parts, data, tasks"
+HELP = "list what exists: recipes, the papers' tables, parts, data, tasks"
 
 Row = dict[str, Any]
+
+PAGES = "docs/papers"
+"""A page for each paper: its tables, and ours beside them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +44,26 @@ def _recipes() -> list[Row]:
 
 def _show_recipes(rows: list[Row]) -> None:
     table(("recipe", ""), [(row["name"], row["about"]) for row in rows])
+
+
+def _papers() -> list[Row]:
+    papers = [(*row["name"].split("/", 2), row["about"]) for row in _recipes() if row["name"].startswith("papers/")]
+    return [
+        {
+            "paper": paper,
+            "command": f"braid train papers/{paper}/{table}",
+            "about": about,
+            "page": f"{PAGES}/{paper}.md",
+        }
+        for _, paper, table, about in papers
+    ]
+
+
+def _show_papers(rows: list[Row]) -> None:
+    for page in dict.fromkeys(row["page"] for row in rows):
+        of_paper = [row for row in rows if row["page"] == page]
+        table((of_paper[0]["paper"], ""), [(row["command"], row["about"]) for row in of_paper])
+        show(f"The paper's numbers, ours beside them, verdicts: {page}\n")
 
 
 def _data() -> list[Row]:
@@ -146,6 +169,7 @@ def _summary(part: Any) -> str:
 
 WHAT: dict[str, tuple[Callable[[], list[Row]], Callable[[list[Row]], None]]] = {
     "recipes": (_recipes, _show_recipes),
+    "papers": (_papers, _show_papers),
     "parts": (_parts, _show_parts),
     "data": (_data, _show_data),
     "tasks": (_tasks, _show_tasks),

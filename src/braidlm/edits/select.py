@@ -22,7 +22,7 @@ from braidlm.edits.modules import calibration_texts
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.inspection.gates import LayerLens, context_limit, gate_lens
-from braidlm.model.config.ranges import Count, LayersOrZero, Rate
+from braidlm.model.config.ranges import Count, Layers, LayersOrZero, Rate
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.braid import OpenedBraid
@@ -76,6 +76,8 @@ class Select(Edit):
     smallest-change, 0 for the other rules."""
     keep: LayersOrZero | None = None
     """Instead of a threshold: how many gates stay at most, those that do so most; 0 takes all away."""
+    before: Layers | None = None
+    """Instead of a rule: every gate before this layer, counted from 1, goes (the paper's Table 6)."""
     tokens: Count = 20_000
     """How many tokens of the text are read."""
     report: str | None = None
@@ -84,6 +86,8 @@ class Select(Edit):
     def __post_init__(self) -> None:
         if self.threshold is not None and self.keep is not None:
             raise BraidError("give either a threshold or the number of gates to keep", todo="`--threshold 0.1`")
+        if self.before is not None and (self.threshold, self.keep) != (None, None):
+            raise BraidError("a layer before which all gates go needs neither threshold nor keep", todo="`--before 7`")
 
     def plan(self, source: OpenedBraid) -> EditPlan:
         if not (gates := source.config.decoded.gates):
@@ -135,8 +139,13 @@ class Select(Edit):
         known = {verdict.layer: verdict for verdict in judge(changes, self.rule, self.keep, self.threshold)}
         unread = "its stream has another width than the head reads, so it cannot be judged"
         verdicts = [known.get(layer, Verdict(layer, True, unread)) for layer in gates_of(model)]
+        if self.before is not None:
+            reasons = (f"from layer {self.before} on", f"before layer {self.before}")
+            verdicts = [Verdict(v.layer, v.layer >= self.before, reasons[v.layer < self.before]) for v in verdicts]
         dropped = [verdict.layer for verdict in verdicts if not verdict.stays]
         if len(dropped) == len(verdicts) and self.keep != 0:
+            if self.before is not None:
+                raise BraidError(f"before: all gates are before layer {self.before}", opened.title, "`--keep 0`")
             if any(changes.values()):
                 largest = max(changes, key=lambda layer: abs(changes[layer]))
                 why = f"none meets it (the largest change is {changes[largest]:+.4f} nats, at layer {largest})"

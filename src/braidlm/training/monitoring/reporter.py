@@ -162,6 +162,7 @@ def score_text(
         # Where weights are gathered, all processes make the same passes: at the end some read what others count.
         inputs, labels = together[min(rank.index, len(together) - 1)]
         used = (labels != IGNORED).any(1)  # rows of padding only are skipped
+        used[0] |= not used.any()  # but for one, since a decoder refuses a batch without rows; it adds nothing
         tokens, targets = (torch.from_numpy(a[used]).to(device) for a in (inputs, labels))
         with autocast(device, dtype):
             loss_of_batch = trained.text_loss(tokens, targets).double()

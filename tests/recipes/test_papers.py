@@ -1,0 +1,116 @@
+"""Every recipe of the papers runs: at toy size on a CPU, each kind of step in it."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from braidlm.core.recipes import compose_recipe, list_recipes
+from braidlm.studies.decoding import decode_study
+from braidlm.studies.running import run_study
+from braidlm.training.step import compute
+from braidlm.training.train import train
+from tests.recipes.toy import STEPS, VOCABULARY, alike, toy, words
+from tests.tiny_decoders import save_decoder
+
+COMPOSED = {name: compose_recipe(name) for name, _ in list_recipes() if name.startswith("papers/")}
+
+
+def references(step: dict[str, Any]) -> list[str]:
+    """The steps and the models that a step reads."""
+    teacher = (step.get("distil") or {}).get("teacher")
+    named = (step.get("of"), teacher, step.get("model"))
+    return [*(step.get("compose") or []), *(step.get("average") or []), *filter(None, named)]
+
+
+def kind(study: dict[str, Any], name: str) -> str:
+    """What a step does and what it reads, whatever the numbers, the domains and the names of other steps."""
+    if name in study["models"]:
+        return json.dumps(words(study["models"][name]), sort_keys=True)
+    step = study["steps"][name]
+    own = alike(step, {*study["domains"], *references(step)})
+    reads = [kind(study, read) for read in references(step)]
+    return json.dumps([own, words(study["training"]), reads], sort_keys=True)
+
+
+def toy_forms() -> dict[str, dict[str, Any]]:
+    """Of each recipe what no other does: {its name: its toy form}, the longest first."""
+    forms = {name: toy(data, Path("FOLDER")) for name, data in COMPOSED.items()}
+    found, done = {}, set()
+    for name in sorted(forms, key=lambda name: -len(forms[name].get("steps", ()))):
+        form = forms[name]
+        steps = form.get("steps")
+        new = {kind(form, step): step for step in steps} if steps else {json.dumps(words(form | {"name": ""})): ""}
+        wanted = [step for what, step in new.items() if what not in done]
+        done |= new.keys()
+        for step in wanted if steps else ():
+            wanted += [read for read in references(steps[step]) if read in steps and read not in wanted]
+        if wanted:
+            found[name] = form | ({"steps": {step: steps[step] for step in steps if step in wanted}} if steps else {})
+    return found
+
+
+RECIPES = toy_forms()
+STUDIES = [name for name in RECIPES if "domains" in COMPOSED[name]]
+BASELINE = "papers/stlm/techniques/baseline"
+TAUGHT = "papers/stlm/techniques/distilled"
+DECODER = "papers/self-moe/orca-math"
+
+
+@pytest.fixture(autouse=True)
+def _few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "TRIALS", 1)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def placed(name: str, out: Path, cache: str) -> dict[str, Any]:
+    data = deepcopy(RECIPES[name])
+    data["data"]["cache"] = cache
+    return data | {"name": "toy", "out": str(out)}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_each_kind_of_step_of_a_study_runs(name: str, tmp_path: Path, cache: str) -> None:
+    data = placed(name, tmp_path / "out", cache)
+    models = run_study(decode_study(data), device="cpu")
+    assert {model.name for model in models} == set(data["steps"])
+    assert all(model.run is None or model.run.progress.steps == int(STEPS.split()[0]) for model in models)
+
+
+SINGLE = [name for name in RECIPES if name not in STUDIES]
+assert {TAUGHT, DECODER, BASELINE} <= {*SINGLE}
+
+
+def run(name: str, out: Path, cache: str, **training: Any) -> Path:
+    """The run folder of a recipe of one training."""
+    data = placed(name, out, cache)
+    data["training"] |= training
+    done = train(data, device="cpu")
+    assert done.progress.steps == int(STEPS.split()[0])
+    return done.folder
+
+
+@pytest.mark.parametrize("name", [name for name in SINGLE if name not in (TAUGHT, DECODER, BASELINE)])
+def test_a_run(name: str, tmp_path: Path, cache: str) -> None:
+    run(name, tmp_path / "out", cache)
+
+
+def test_the_baseline_and_what_it_teaches(tmp_path: Path, cache: str) -> None:
+    teacher = run(BASELINE, tmp_path / "teacher", cache)
+    distill = RECIPES[TAUGHT]["training"]["distill"] | {"teachers": [str(teacher)]}
+    run(TAUGHT, tmp_path / "out", cache, distill=distill)
+
+
+def test_a_pretrained_decoder(tmp_path: Path, cache: str) -> None:
+    """A tiny Llama in place of one of 7B."""
+    data = placed(DECODER, tmp_path / "out", cache)
+    tokenizer = next(Path(cache).glob("tokenizer-*/tokenizer.json"))
+    data["decoder"] = str(save_decoder("llama", tokenizer, tmp_path / "decoder", vocab_size=VOCABULARY))
+    del data["data"]["tokenizer"]
+    assert train(data, device="cpu").finished
