@@ -70,7 +70,8 @@ def test_data(braid):
 
 
 @pytest.mark.parametrize(
-    ("what", "text"), [("recipe", "Did you mean 'recipes'?"), ("xyz", "There are: data, parts, recipes, tasks.")]
+    ("what", "text"),
+    [("recipe", "Did you mean 'recipes'?"), ("xyz", "There are: data, papers, parts, recipes, tasks.")],
 )
 def test_unknown_lists(braid, what: str, text: str):
     shown = braid("list", what)

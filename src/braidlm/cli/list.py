@@ -1,4 +1,4 @@
-"""`braid list`: the recipes, parts, data and tasks that exist here."""
+"""`braid list`: the recipes, tables of the papers, parts, data and tasks that exist here."""
 
 import argparse
 import json
