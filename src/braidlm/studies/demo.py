@@ -289,7 +289,7 @@ def _add_next_steps(report: Report, facts: DemoFacts) -> None:
         f'braid generate {composed.folder} "Once upon a time" --top-next 5\n'
         f'braid generate {composed.folder} "Once upon a time" --paths {first}\n'
         f"braid routes {composed.folder} --out routes\n"
-        f"braid serve {composed.folder}                # the page: write with it and look inside\n"
+        f"braid serve {facts.results.study.folder} --open    # a page with the models, their runs and this report\n"
         "braid train papers/papaformer/phase2        # the paper's experiment, at small size\n"
         "braid prepare my-texts/*.txt --out data/mine"
     )

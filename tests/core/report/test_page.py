@@ -241,7 +241,7 @@ def test_tables_show_values_for_people() -> None:
     assert [text for _, text in cells] == ["a", "12,345", "3.1%", "x", "yes", "b", "–", "−2 ± 0.5", "0.1235", "no"]
     assert ["number" in kind for kind, _ in cells] == [False, True, True, False, False] * 2
     assert document.count('<tr class="best">') == 1
-    assert of_table(["time"], [["8.1s"], ["1m07s"], ["2h01m"]]).count('<td class="number">') == 3
+    assert of_table(["time"], [["8.1s"], ["1m07s"], ["2h01m + 4s"]]).count('<td class="number">') == 3
 
 
 def test_an_empty_table_keeps_its_columns() -> None:

@@ -206,7 +206,7 @@ def _cell(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     text = cell_text(value)
-    return not isinstance(value, Mark) and (text in NO_NUMBER or NUMBER.fullmatch(text) is not None)
+    return not isinstance(value, Mark) and (text in NO_NUMBER or all(map(NUMBER.fullmatch, text.split(" + "))))
 
 
 def name_styles(names: Sequence[str], neutral: Collection[str] = ()) -> dict[str, str]:
