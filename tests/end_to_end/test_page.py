@@ -253,6 +253,26 @@ def test_two_models(view: View) -> None:
     expect(page.get_by_role("heading", name="What changes")).to_have_count(0)
 
 
+def test_two_models_of_different_tokenizers(view: View) -> None:
+    def told(route: Any) -> None:
+        models = route.fetch().json()
+        models["models"][1]["tokenizer"] = "another"
+        route.fulfill(json=models)
+
+    view.page.route("**/braid/models", told)
+    page = view.open(view="two", model="paths", other="experts", prompt=PROMPT, max_tokens=4, both=1, seed=1)
+    expect(page.get_by_role("status").filter(has_text="texts")).to_be_visible()
+    expect(page.get_by_text("different tokenizers")).to_be_visible()
+    expect(page.get_by_role("heading", name="What changes")).to_have_count(0)
+
+
+def test_a_text_as_long_as_the_model_reads(view: View) -> None:
+    page = view.open(model="paths", prompt="x" * 150, max_tokens=150)
+    button(page, "Continue").click()
+    expect(page.get_by_role("status").filter(has_text="The model reads no longer text.")).to_be_visible()
+    expect(button(page, "Go on")).to_be_disabled()
+
+
 def test_a_run_goes_on(view: View, run: Path) -> None:
     page = view.open(view="runs")
     status = page.get_by_role("status").filter(has_text="records")
@@ -297,10 +317,12 @@ def test_a_lineage(view: View) -> None:
 def test_script_is_text(view: View) -> None:
     page = view.open(view="write", model=NAMED, prompt=SCRIPT, written=SCRIPT, max_tokens=4)
     expect(page.locator(".before")).to_have_text(SCRIPT)
+    shown = {"lineage": ".node .name, .node title", "runs": ".runs th, .samples, .cards"}
     for name in ("routes", "switch", "lineage", "runs", "two"):
         view.open(view=name, model=NAMED, prompt=SCRIPT, run=SCRIPT, other=SCRIPT, off=[f"path:{SCRIPT}"], node=SCRIPT)
         page.wait_for_load_state("networkidle")
         assert page.locator("img, iframe, object").count() == 0
+        expect(page.locator(shown.get(name, "option")).filter(has_text=SCRIPT).first).to_be_attached()
     policy = page.request.get(view.url).headers["content-security-policy"]
     assert "script-src 'self'" in policy
     assert "unsafe" not in policy
@@ -347,7 +369,9 @@ def test_a_server_that_wants_a_key(view: View) -> None:
     view.errors = [error for error in view.errors if "401" not in error]
 
 
+MESSAGES = json.dumps([{"role": "user", "content": SCRIPT}, {"role": "assistant", "content": "Yes."}])
 STATES = {
+    "chat": {"view": "write", "model": "paths", "form": "chat", "messages": MESSAGES},
     "write": {"model": "paths", "prompt": PROMPT, "written": " there was", "shade": 1},
     "routes": {"model": "paths", "prompt": PROMPT, "rows": 1},
     "switch": {"model": "paths", "prompt": PROMPT, "off": ["path:maths"], "both": 1, "seed": 1, "max_tokens": 6},
@@ -355,13 +379,13 @@ STATES = {
     "runs": {},
     "lineage": {"model": "paths", "node": ""},
 }
-READY = {"write": ".token", "routes": ".token", "switch": ".changes", "two": ".changes", "runs": ".chart .series",
-         "lineage": ".facts-list"}  # fmt: skip
+READY = {"chat": ".messages li", "write": ".token", "routes": ".token", "switch": ".changes", "two": ".changes",
+         "runs": ".chart .series", "lineage": ".facts-list"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_everybody_can_use_it(view: View, name: str) -> None:
-    page = view.open(view=name, **STATES[name])
+    page = view.open(**{"view": name, **STATES[name]})
     page.locator(READY[name]).first.wait_for()
     page.evaluate(AXE.read_text())
     for theme in ("light", "dark"):

@@ -55,6 +55,7 @@ def test_models_and_the_names_of_their_parts(folder: Path) -> None:
         ("stages.2.layers.0.attention", "layer 2 attention"),
         ("stages.2.layers.0.feed", "layer 2 feed"),
     ]
+    assert models["letters"]["tokenizer"] == models["added"]["tokenizer"] != models["toy"]["tokenizer"]
     assert models["gated"]["gates"] == ["layer 2", "layer 3"]
     assert models["posterior"]["members"] == list(PATHS)
     assert [name for name, model in models.items() if model["loaded"]] == ["gated"]

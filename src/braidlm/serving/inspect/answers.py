@@ -73,6 +73,7 @@ class ModelAnswer(BaseModel):
     context: int | None = Field(None, description="How many tokens the model is made for.")
     limit: int | None = Field(None, description="How many tokens it can read at most.")
     vocab_size: int | None = None
+    tokenizer: str | None = Field(None, description="Its fingerprint: models of one tokenizer can be compared.")
     parameters: int | None = None
     paths: list[str] = Field([], description="Names of its paths.")
     modules: list[Modules] = Field([], description="Its experts, layer by layer.")

@@ -52,6 +52,7 @@ def _parts(opened: OpenedModel) -> dict[str, Any]:
         "context": opened.context,
         "limit": opened.limit,
         "vocab_size": opened.vocab_size,
+        "tokenizer": opened.tokenizer.fingerprint,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "paths": list(path_names(model)) if is_braid else [],
         "modules": [

@@ -59,6 +59,7 @@ function Beside({ state, left, right, same, hint, children }) {
       };
       await Promise.all(which.map(one));
     });
+  const comparable = left.model.tokenizer === right.model.tokenizer;
   const setting = JSON.stringify([left.model.name, left.switches, right.model.name, right.switches]);
   const [about, setAbout] = useState(state.both ? null : setting);
   // What was written once is written again where a part or a model changes, so that both texts stay true.
@@ -76,7 +77,7 @@ function Beside({ state, left, right, same, hint, children }) {
   const measured = busy ? null : state.prompt + (written ? joined(texts[state.measured] ?? []) : "");
   const { answer, error: unmeasured } = useAnswer(
     (signal) => post("/braid/changes", { model: left.model.name, text: measured, against: left.switches, switches: right.switches, ...(right.model === left.model ? {} : { other: right.model.name }) }, signal),
-    [measured, setting, same ? null : 1],
+    [measured, setting, same || !comparable ? null : 1],
     250,
   );
   const parting = firstDifference(texts.left, texts.right);
@@ -99,6 +100,7 @@ function Beside({ state, left, right, same, hint, children }) {
   )}</div>
   <p class="soft" role="status">${busy ? "Writing …" : written ? (parting === null ? "Both texts are the same." : `The texts part at token ${parting + 1}.`) : ""}</p>
   ${written && !busy && html`<${Downloads} name=${`${left.title} and ${right.title}`} data=${() => ({ prompt: state.prompt, ...samplingOf(state), sides: ["left", "right"].map((name) => ({ title: sides[name].title, model: sides[name].model.name, switches: sides[name].switches, text: joined(texts[name]), tokens: texts[name] })) })} />`}
+  ${!comparable && html`<p class="soft">These models have different tokenizers: their texts can be read beside each other, and their probabilities cannot be compared.</p>`}
   <${Problem} error=${unmeasured} />
   ${answer && !same && html`<${Changes} answer=${answer} left=${left} right=${right}>${written && html`<${Choice} label="The text that is measured" value=${state.measured}
     options=${[["left", "Left text"], ["right", "Right text"], ["prompt", "Prompt alone"]]} change=${(one) => update({ measured: one })} />`}</${Changes}>`}`;
@@ -107,7 +109,7 @@ function Beside({ state, left, right, same, hint, children }) {
 function firstDifference(left, right) {
   if (!left?.length || !right?.length) return null;
   for (let index = 0; index < Math.max(left.length, right.length); index += 1) {
-    if (left[index]?.id !== right[index]?.id) return index;
+    if (left[index]?.text !== right[index]?.text) return index;
   }
   return null;
 }

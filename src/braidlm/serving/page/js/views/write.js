@@ -79,6 +79,7 @@ function Text({ model, state }) {
     update({ prompt: text });
   };
   const all = state.prompt + joined(tokens);
+  const isFull = model.limit && prompt && prompt.length + tokens.length >= model.limit;
   const look = (index) => (state.shade && Number.isFinite(tokens[index].probability) ? { name: "surprise", strength: 1 - tokens[index].probability } : {});
   const known = (index) => (Number.isFinite(tokens[index].probability) ? percent(tokens[index].probability) : "");
   return html`<div class="two-columns">
@@ -87,7 +88,7 @@ function Text({ model, state }) {
       <div class="buttons">
         ${busy
           ? html`<button type="button" class="main" key="stop" onClick=${stop}>Stop</button>`
-          : html`<button type="button" class="main" key="go" onClick=${() => go(tokens)} disabled=${!state.prompt && !tokens.length}>${tokens.length ? "Go on" : "Continue"}</button>`}
+          : html`<button type="button" class="main" key="go" onClick=${() => go(tokens)} disabled=${isFull || (!state.prompt && !tokens.length)}>${tokens.length ? "Go on" : "Continue"}</button>`}
         ${tokens.length > 0 && html`<button type="button" onClick=${() => go([])} disabled=${busy}>Another</button>`}
         ${tokens.length > 0 && html`<button type="button" class="quiet" onClick=${clear}>Clear</button>`}
         <${Check} label="Shade surprising tokens" checked=${state.shade} change=${(shade) => update({ shade })} />
@@ -98,7 +99,7 @@ function Text({ model, state }) {
           pick(index);
           panel.current?.scrollIntoView({ block: "nearest", behavior: "smooth" });
         }} />`}
-      <p class="soft" role="status">${busy ? "Writing …" : tokens.length ? `${ended ? `${tokens.length} tokens. ${ENDS[ended] ?? ""} ` : ""}Click a token for what else could stand there.` : ""}</p>
+      <p class="soft" role="status">${busy ? "Writing …" : tokens.length ? `${ended ? `${tokens.length} tokens. ${(isFull ? "The model reads no longer text." : ENDS[ended]) ?? ""} ` : ""}Click a token for what else could stand there.` : ""}</p>
       ${tokens.length > 0 && !busy && html`<p class="soft after"><a href=${addressOf({ view: "routes", prompt: all, written: "" })}>Who goes where in this text</a></p>
         <${Downloads} name=${`${model.name} text`} data=${() => ({ model: model.name, prompt: state.prompt, text: joined(tokens), ...samplingOf(state), tokens })}
           table=${() => [["token", "text", "probability"], ...tokens.map((token) => [token.id, token.text, token.probability])]} />`}
