@@ -1,8 +1,14 @@
-"""Many clients at once: good requests whose text is known, clients that go, and bad requests."""
+"""Many clients at once: good requests whose text is known, clients that go, and bad requests.
+
+python -m tests.serving.load [REQUESTS] [CLIENTS]
+"""
 
 import asyncio
 import json
 import random
+import sys
+import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,3 +115,31 @@ def texts_alone(folder: Path) -> dict[tuple[str, str | None], str]:
             pieces = continue_text(model, tokenizer, [prompt], LONGEST, Sampling(0))
             texts[prompt, path] = "".join(piece.text for piece in pieces)
     return texts
+
+
+def main(requests: int = 1000, clients: int = 64) -> None:
+    """A warm-up of as many clients, then all requests: outcomes, seconds, and this process's memory around them."""
+    from tests.serving.servers import running, save_chat_model, until
+
+    with tempfile.TemporaryDirectory() as root:
+        folder = save_chat_model(Path(root) / "chat")
+        with running([folder], rows=clients, waiting=256) as server:
+            texts = texts_alone(folder)
+            asyncio.run(Load(server.url, texts, seed=1).run(2 * clients, clients))
+            load, before, begun = Load(server.url, texts), _megabytes(), time.perf_counter()
+            asyncio.run(load.run(requests, clients))
+            seconds = time.perf_counter() - begun
+            until(server.all_rows_are_free)
+            until(lambda: not server.server.server_state.tasks)
+            print(f"{dict(load.outcomes)}, {len(load.wrong)} wrong texts, {load.beats} answers of /health")
+            print(f"{seconds:.1f} s, {before:.0f} MB before, {_megabytes():.0f} MB after, all rows free")
+            print(*load.wrong[:5], sep="\n")
+
+
+def _megabytes() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -99,6 +99,22 @@ def test_requests_that_take_too_long_are_cancelled_at_a_stop(model: Path) -> Non
             assert served.wait(60) == 0
 
 
+def test_streams_that_a_stop_cuts_off_get_an_end(tmp_path: Path) -> None:
+    model = save_chat_model(tmp_path / "chat", context=100_000)
+    with process(model, "--drain", 1) as (served, facts):
+        body = {"model": "chat", "prompt": "x", "max_tokens": 90_000, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{facts['url']}v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            served.send_signal(signal.SIGINT)
+            *_, last, done = [line for line in lines if line]
+        assert done == "data: [DONE]"
+        assert json.loads(last[6:])["choices"][0]["finish_reason"] == "length"
+        assert served.wait(60) == 0
+        assert served.stderr is not None
+        assert "Traceback" not in served.stderr.read()
+
+
 def test_a_port_that_is_taken_is_told_before_models_are_loaded(model: Path, braid: Callable[..., Outcome]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = braid("serve", model, "--port", taken.getsockname()[1])

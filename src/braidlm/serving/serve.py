@@ -26,6 +26,8 @@ from braidlm.serving.models import ServedModels
 
 KEY = "BRAID_API_KEY"
 """The environment variable that has the API key."""
+LAST_EVENTS = 5
+"""Seconds that clients have to read the end of an answer that a stop has cut off."""
 BACKLOG = 512
 """Connections that the system lets wait until they are accepted."""
 
@@ -122,15 +124,15 @@ def make_server(app: FastAPI, drain: float) -> uvicorn.Server:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=10,
-        timeout_graceful_shutdown=max(1, round(drain)),
+        timeout_graceful_shutdown=round(drain) + LAST_EVENTS,
     )
     logging.getLogger("uvicorn.error").addFilter(_is_told)
     return uvicorn.Server(config)
 
 
 def _is_told(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's is for the terminal: not what clients did wrong."""
-    return record.levelno >= logging.ERROR
+    """Whether a line of uvicorn's is for the terminal: not what clients did wrong, nor where a stop cut them off."""
+    return record.levelno >= logging.ERROR and (record.exc_info or (None,))[0] is not asyncio.CancelledError
 
 
 async def _run(
@@ -143,12 +145,20 @@ async def _run(
         await models.close()
         raise
     server = make_server(app, drain)
+    closing: list[asyncio.Task[None]] = []
+
+    def end_texts() -> None:
+        """Let all texts end where they are, so that every client gets the end of its answer."""
+        closing.append(asyncio.create_task(models.close()))
 
     def stop() -> None:
-        if server.should_exit:
+        if closing:
             server.force_exit = True
+        elif server.should_exit:
+            end_texts()
         else:
             console.say("Stopping: running requests may end (Ctrl+C again: at once).")
+            asyncio.get_running_loop().call_later(drain, end_texts)
         server.should_exit = True
 
     with _signals(stop):

@@ -10,7 +10,7 @@ from tests.serving.servers import running, until
 
 
 def test_every_good_request_gets_its_text_and_nothing_is_left(chat_model: Path) -> None:
-    """`benchmarks/serve_load.py` does so with 1,000 requests of 64 clients."""
+    """`python -m tests.serving.load` does so with 1,000 requests of 64 clients, and tells time and memory."""
     with running([chat_model], waiting=256) as server:
         load = Load(server.url, texts_alone(chat_model))
         asyncio.run(load.run(80, 16))

@@ -96,6 +96,8 @@ def validation_error(problems: Sequence[Any]) -> ApiError:
         return ApiError(400, "there is no body; give a JSON object")
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"unknown or unsupported key '{'.'.join(where)}'", param)
+    if 0 in (first.get("ctx", {}).get(most) for most in ("le", "max_length")):
+        return ApiError(400, f"{param}: there is no such thing here; leave it out", param, "unsupported_parameter")
     same = [p for p in problems if param is not None and param in map(str, p["loc"])]
     expected = "; or ".join(dict.fromkeys(str(problem["msg"]) for problem in same[:8])) or first["msg"]
     return ApiError(400, f"{'.'.join(where[:1]) or 'the body'}: {expected}", param)
