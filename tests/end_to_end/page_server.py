@@ -22,6 +22,10 @@ from tests.tiny_models import BASE, randomised, tiny_config
 
 SCRIPT = "<img src=x onerror=alert(1)>"
 """What must be shown as text wherever it stands."""
+HOSTILE = """<!doctype html><html><head><meta name="generator" content="Braid 0"><title>Hostile</title></head>
+<body><p></p><script>const say = (word) => document.querySelector("p").append(`${origin} ${word}`);
+fetch("/braid/models").then(() => say("reached"), () => say("refused"));</script></body></html>"""
+"""A report that a stranger put into a folder, which tries to read from the server."""
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 PARALLEL = {"layers": 2, "paths": ["stories", "maths"], "join": {"kind": "gumbel_v1"}}
 TWO_PATHS = {"stages": ["block", {"parallel": PARALLEL}]}
@@ -47,7 +51,7 @@ def _save(folder: Path, made_by: str, seed: int, **architecture: Any) -> Path:
 
 
 def save_run(folder: Path) -> Path:
-    """A run that goes on, with a sample that is script, and a report beside it."""
+    """A run that goes on, with a sample that is script, and two reports beside it, one hostile."""
     run = folder / f"run {SCRIPT}"
     run.mkdir(parents=True)
     (run / "recipe.yaml").write_text("name: run\ntraining: {budget: 1000 steps}\n")
@@ -55,6 +59,7 @@ def save_run(folder: Path) -> Path:
         add_record(run, step)
     add_line(run, {"kind": "sample", "step": 30, "prompt": f"Once {SCRIPT}", "text": f" upon {SCRIPT}"})
     write(Report(f"Report {SCRIPT}", "What came of it", f"Nothing but {SCRIPT}."), run, "report")
+    (run / "hostile.html").write_text(HOSTILE)
     return run
 
 

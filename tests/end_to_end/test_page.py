@@ -328,6 +328,14 @@ def test_script_is_text(view: View) -> None:
     assert "unsafe" not in policy
 
 
+def test_a_hostile_report_reaches_nothing(view: View) -> None:
+    page = view.open(view="runs")
+    page.get_by_role("link", name="Hostile").click()
+    expect(page.locator("p")).to_have_text("null refused")
+    assert any("Content Security Policy" in error for error in view.errors)
+    view.errors.clear()
+
+
 def test_light_and_dark(view: View) -> None:
     page = view.open()
     paper = "getComputedStyle(document.documentElement).backgroundColor"
