@@ -279,8 +279,7 @@ def study_report(study: PromptStudy) -> Report:
         if prompt.domain:
             report.text(f"Domain: {prompt.domain}")
         for name, text in texts.items():
-            alone = len(texts) == 1 and text.next  # of several models, a table has them
-            note = f"next token predictions: {predictions(text.next)}" if alone else ""
+            note = f"next token predictions: {predictions(text.next)}" if text.next else ""
             report.quote(text.text, name, prompt=text.prompt, note=note)
         if len(texts) > 1 and (rows := next_rows(texts)):
             caption = "The probability that each model gives a token that any predicts."
