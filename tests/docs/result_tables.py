@@ -25,8 +25,8 @@ from typing import Any
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SOURCE = re.compile(r"^(From `|The paper's numbers|Counted by `)")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-_NAMED = re.compile(r"(?<![\w.`/-])[-+−]?(\d[\d,]*(?:\.\d+)?)")
-"""A number of a cell that is not part of a word, of a name or of a date."""
+_NAMED = re.compile(r"(?<![\w.`/-])(?:[-+−]|(?P<spread>±|\+-) ?)?(?P<number>\d[\d,]*(?:\.\d+)?)")
+"""A number of a cell that is not part of a word, of a name or of a date; or a deviation, after ± or +-."""
 _UNITS = (1.0, 100.0, 1e3, 1e-3, 1e-6, 1e-9)
 """Shares are printed as percentages, counts in thousands or millions, seconds in milliseconds."""
 _COURSES = {"curve", "course"}
@@ -53,14 +53,19 @@ class Table:
     @property
     def listed(self) -> set[str]:
         """Its numbers that are not in the files, and for which the line gives a reason."""
-        return {number for reason in self.source.split("; ")[1:] for number in _NAMED.findall(reason.split(": ")[-1])}
+        reasons = self.source.split("; ")[1:]
+        return {number for reason in reasons for number in _numbers_in(reason.split(": ")[-1])}
 
     @property
     def numbers(self) -> list[str]:
         """What the cells print, but for the first of each row, which names it, and for what is marked."""
         cells = [cell for row in self.rows[2:] for cell in row.strip("| ").split(" | ")[1:]]
         plain = (re.sub(r"`[^`]*`|\]\([^)]*\)|(?<!\*)\*[^*]+\*(?!\*)", "", c) for c in cells)
-        return [number for cell in plain for number in _NAMED.findall(cell)]
+        return [number for cell in plain for number in _numbers_in(cell)]
+
+
+def _numbers_in(text: str) -> list[str]:
+    return [("±" if found["spread"] else "") + found["number"] for found in _NAMED.finditer(text)]
 
 
 def tables(page: Path) -> Iterator[Table]:
@@ -77,14 +82,18 @@ class Recorded:
     """The numbers of some files: as they stand, and as means and deviations over seeds and over a group's members."""
 
     def __init__(self, values: Iterable[float], deviations: Iterable[float] = ()):
-        self.values = sorted({abs(value) * unit for value in values for unit in _UNITS} | {*deviations})
+        self.values = sorted({abs(value) * unit for value in values for unit in _UNITS})
+        self.deviations = sorted({*deviations})
 
     def has(self, printed: str) -> bool:
-        """Whether one of the numbers is printed so, rounded to as many digits."""
-        plain = printed.replace(",", "")
+        """Whether one of the numbers is printed so, rounded to as many digits; a deviation only after ±."""
+        plain = printed.replace(",", "").removeprefix("±")
         half = 0.5 * 10.0 ** -len(plain.partition(".")[2]) + 1e-9
-        first = bisect.bisect_left(self.values, float(plain) - half)
-        return first < len(self.values) and self.values[first] <= float(plain) + half
+        for known in (self.values, self.deviations if printed.startswith("±") else []):
+            first = bisect.bisect_left(known, float(plain) - half)
+            if first < len(known) and known[first] <= float(plain) + half:
+                return True
+        return False
 
 
 def recorded(names: Iterable[str]) -> Recorded:

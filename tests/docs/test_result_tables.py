@@ -1,4 +1,7 @@
-"""Every number in a table of results is in a file of benchmarks/results/, with the command that made it."""
+"""Every number in a table of results is in a file of benchmarks/results/, with the command that made it.
+
+The files have many numbers: of numbers of the tables that were changed by 2 to 10%, seven in ten are noticed.
+"""
 
 import json
 from pathlib import Path
