@@ -1,13 +1,14 @@
 """Reading a data set in shards over S3's protocol: tokens per second beside the same shards in a folder, and memory.
 
-    python benchmarks/sharded_data.py [--gigabytes 20]
+    python benchmarks/sharded_data.py --gigabytes 20 [--stride 2048]
 
 The server is the stand-in of the tests, in a process of its own. Its shards are one shard of made-up stories, each with
 another end, so that all hashes differ and nobody needs the disk: it can serve any amount. The loader reads
 in segments: one over S3 with a cache of 2 GB, then a quarter as many tokens from a folder of the first shards, in turn,
 so that a slow minute of the machine hits both; what a segment has asked for ahead is waited for within it. Within
-a segment the loader is killed (SIGKILL), and another process goes on from the position saved last: what both of them
+a segment the loader is killed (SIGKILL), and another process goes on from the position saved last: what both
 read is compared by hashes. Memory is that of the loader's process: its own (anonymous), and all with mapped files.
+With a stride above 256 every shard comes, and only some of its chunks are read: less work for a busy machine.
 """
 
 import argparse
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.data.s3_server import ENVIRONMENT, Store
 
 from braidlm.core.files import json_sha256
-from braidlm.data.loading.chunking import Contiguous
+from braidlm.data.loading.chunking import Contiguous, Windows
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.sharded_streams import stream_of
 from braidlm.data.packing.packed_data import PackedData, ShardFacts
@@ -109,8 +110,9 @@ def memory_mb() -> dict[str, float]:
     return {"own_mb": values["RssAnon"], "with_files_mb": sum(values.values())}
 
 
-def open_loader(place: str, cache: Path) -> Loader:
-    return Loader([stream_of(open_packed(place, cache, 2.0), name="packed")], Contiguous(), LENGTH, ROWS, seed=1)
+def open_loader(place: str, cache: Path, stride: int) -> Loader:
+    chunking = Contiguous() if stride == LENGTH else Windows(Windows.Config(stride=stride))
+    return Loader([stream_of(open_packed(place, cache, 2.0), name="packed")], chunking, LENGTH, ROWS, seed=1)
 
 
 def read(loader: Loader, tokens: int, log: Any = None, state: Path | None = None) -> float:
@@ -137,12 +139,13 @@ def read(loader: Loader, tokens: int, log: Any = None, state: Path | None = None
 def reader(args: argparse.Namespace) -> None:
     """The loader's process: all segments, from the saved position if there is one."""
     scratch, done = args.scratch, 0
-    remote, local = open_loader("s3://packed", scratch / "cache"), open_loader(str(scratch / "local"), scratch)
+    remote = open_loader("s3://packed", scratch / "cache", args.stride)
+    local = open_loader(str(scratch / "local"), scratch, args.stride)
     state, results = scratch / "state.json", scratch / "segments.jsonl"
     if state.exists():
         remote.load_state(json.loads(state.read_text()))
         done = len(results.read_text().splitlines())
-    total = remote.streams[0].data.manifest.tokens
+    total = remote.streams[0].data.manifest.tokens * LENGTH // args.stride
     with open(scratch / f"log-{os.getpid()}", "w") as log, open(os.devnull, "w") as nowhere:
         for segment in range(done, SEGMENTS):
             tokens = total // SEGMENTS
@@ -156,6 +159,7 @@ def reader(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=20)
+    parser.add_argument("--stride", type=int, default=LENGTH, help="tokens from one chunk of 256 to the next")
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -177,7 +181,7 @@ def main() -> None:
         serving.stdin.write(json.dumps(index).encode() + b"\n")
         serving.stdin.flush()
         environment = os.environ | ENVIRONMENT | {"AWS_ENDPOINT_URL": serving.stdout.readline().decode().strip()}
-        command = [sys.executable, __file__, "--scratch", str(args.scratch)]
+        command = [sys.executable, __file__, "--scratch", str(args.scratch), "--stride", str(args.stride)]
         results, kills = args.scratch / "segments.jsonl", 0
         while not results.exists() or len(results.read_text().splitlines()) < SEGMENTS:
             reading = subprocess.Popen(command, env=environment)
@@ -185,7 +189,8 @@ def main() -> None:
                 time.sleep(0.5)
                 segments = len(results.read_text().splitlines()) if results.exists() else 0
                 logs = list(args.scratch.glob(f"log-{reading.pid}"))
-                if kills < 2 and segments >= 1 + 3 * kills and logs and logs[0].stat().st_size > 2_000_000:
+                is_begun = logs and logs[0].stat().st_size > args.gigabytes * LENGTH / args.stride * 50_000
+                if kills < 2 and segments >= 1 + 3 * kills and is_begun:
                     reading.kill()
                     kills += 1
             if reading.returncode not in (0, -9):
@@ -195,6 +200,7 @@ def main() -> None:
         tokens, s3, there = (sum(row[name] for row in rows) for name in ("tokens", "s3", "local"))
         summary = {
             "gigabytes": size * count / 1e9,
+            "stride": args.stride,
             "shards": count,
             "kills": kills,
             "batches_read_twice": same_batches(args.scratch),

@@ -26,6 +26,7 @@ DERIVED = (
     "duplicates",
     "quality",
     "answer",
+    "chunk_tokens",
     "section_bytes",
     "encoding",
     "errors",

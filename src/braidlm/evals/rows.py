@@ -101,11 +101,11 @@ class Row:
         self._expected(key, "a number", math.isfinite(number))
         return number
 
-    def texts(self, key: str) -> list[str]:
-        """Two sentences or more."""
+    def texts(self, key: str, least: int = 2) -> list[str]:
+        """Two sentences or more, or any number."""
         value = self.value(key)
-        valid = isinstance(value, list) and len(value) > 1 and all(map(_is_sentence, value))
-        return self._expected(key, "a list of two sentences or more", valid)
+        valid = isinstance(value, list) and len(value) >= least and all(map(_is_sentence, value))
+        return self._expected(key, "a list of two sentences or more" if least == 2 else "a list of sentences", valid)
 
     def inner(self, key: str) -> "Row":
         """An object inside the row."""

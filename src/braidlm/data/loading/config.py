@@ -81,6 +81,9 @@ class DataSetConfig:
     """For a Hub data set, and for a corpus with splits: the one to train on."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
     """Leave out training documents with the same words as an earlier one (`exact`), or nearly the same (`near`)."""
+    chunk_tokens: Count | None = None
+    """Let chunks of so many tokens take the place of documents, so that text is held out by chunks (as in PaPaformer's
+    own code) and not by documents."""
     quality: list[str] = field(default_factory=list)
     """Leave out training documents that break one of these rules, as `braid prepare --quality` does."""
     configuration: str | None = None
@@ -104,6 +107,8 @@ class DataSetConfig:
         if self.path is not None and self.answer is not None:
             what = "`answer` has no effect on a packed folder"
             raise BraidError(what, todo="Pack it with `braid prepare SOURCE --answer NAME`.")
+        if self.chunk_tokens is not None and self.answer is not None:
+            raise BraidError("`chunk_tokens` would cut answers off from their questions")
         if self.folder is not None and self.validation is not None:
             raise BraidError("`folder` brings its own text to validate on; leave out `validation`, or give `source`")
 

@@ -55,12 +55,29 @@ class ShardCounts:
     sha256: str = ""
     """Of a shard at an address: the hash of its files."""
 
+    def add(self, rows: np.ndarray) -> None:
+        """Count documents; see `COLUMNS`."""
+        tokens, words, size, _ = rows.sum(axis=0).tolist()
+        self.tokens += tokens
+        self.documents += len(rows)
+        self.words += words
+        self.bytes += size
+
 
 def pack_shard(
-    pieces: Iterable[Piece], packer: Packer, has_prompts: bool, folder: Path, index: int, where: str
+    pieces: Iterable[Piece],
+    packer: Packer,
+    has_prompts: bool,
+    folder: Path,
+    index: int,
+    where: str,
+    chunk: int | None = None,
 ) -> ShardCounts:
-    """Write one shard's tokens, words and document counts; `NNNNNN.json` appears last."""
-    counts, open_document = ShardCounts(), np.zeros(COLUMNS, dtype=np.int64)
+    """Write one shard's tokens, words and document counts; `NNNNNN.json` appears last.
+
+    With `chunk`, so many tokens are a document, wherever documents end.
+    """
+    counts, open_document = ShardCounts(), np.zeros(COLUMNS if chunk is None else (0, COLUMNS), dtype=np.int64)
     dtype = token_dtype(packer.tokenizer.vocab_size)
     names = ("tokens", "words", "documents", *([TARGETS] if has_prompts else []))
     scratch = {name: folder / f"{index:06d}.{name}.{os.getpid()}" for name in names}
@@ -68,19 +85,23 @@ def pack_shard(
         with _synced_files(scratch) as files:
             for parts in _batches(pieces, packer, counts, where):
                 batch = _encoded(parts, packer, where)
-                rows, open_document = _documents(batch.texts, open_document)
-                if max(open_document[2], rows[:, 2].max(initial=0)) > MAX_DOCUMENT_BYTES:
+                if chunk is None:
+                    rows, open_document = _documents(batch.texts, open_document)
+                else:
+                    rows, open_document = _chunks(batch, packer.token_sizes, open_document, chunk)
+                if max(open_document[..., 2].sum(), rows[:, 2].max(initial=0)) > MAX_DOCUMENT_BYTES:
                     raise BraidError("a document has more than 4 GiB", where, "Divide it into several documents.")
                 tokens = batch.tokens.astype(dtype)
                 arrays = {"tokens": tokens, "words": batch.words, "documents": rows, TARGETS: batch.targets}
                 for name, file in files.items():
                     file.write(arrays[name].tobytes())
                 counts.empty += batch.empty
-                counts.tokens += len(batch.tokens)
-                counts.documents += len(rows)
-                counts.words += int(batch.texts[:, 1].sum())
-                counts.bytes += int(batch.texts[:, 2].sum())
                 counts.targets += int(batch.targets.sum(dtype=np.int64))
+                counts.add(rows)
+            if open_document.ndim > 1 and len(open_document):  # the last chunk, which is shorter
+                rows = open_document.sum(axis=0, keepdims=True)
+                files["documents"].write(rows.tobytes())
+                counts.add(rows)
         for name, path in scratch.items():
             os.replace(path, folder / f"{index:06d}.{name}")
         write_json(folder / f"{index:06d}.json", asdict(counts))
@@ -187,6 +208,15 @@ def _documents(texts: np.ndarray, carried: np.ndarray) -> tuple[np.ndarray, np.n
     closed = totals[texts[:, COLUMNS].astype(bool)]
     unfinished = totals[-1] - (closed[-1] if len(closed) else 0)
     return np.diff(closed, axis=0, prepend=np.zeros((1, COLUMNS), dtype=np.int64)), unfinished
+
+
+def _chunks(batch: EncodedBatch, sizes: np.ndarray, carried: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+    """The counts of the chunks that end in a batch, and those of each token after them; see `COLUMNS`."""
+    in_bytes = sizes[batch.tokens]
+    tokens = np.stack([np.ones_like(in_bytes), batch.words, in_bytes, in_bytes], axis=1)
+    tokens = np.concatenate([carried, tokens])
+    end = len(tokens) // chunk * chunk
+    return tokens[:end].reshape(-1, chunk, COLUMNS).sum(axis=1), tokens[end:]
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,9 @@ class Job:
             return ShardCounts(documents=look(pieces, self.options, self.filter_file(index, "look")))
         if self.options.filters:
             pieces = kept(pieces, np.load(self.filter_file(index, "kept"), allow_pickle=False))
-        counts = pack_shard(pieces, packer, self.has_prompts, self.results, index, shard.place)
+        counts = pack_shard(
+            pieces, packer, self.has_prompts, self.results, index, shard.place, self.options.chunk_tokens
+        )
         if self.address is None:
             return counts
         dtype = token_dtype(packer.tokenizer.vocab_size)

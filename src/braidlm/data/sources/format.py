@@ -60,6 +60,9 @@ class ReadOptions:
     by patterns of file names, of which the first counts: `{"childes*": lines, "*": blank}`."""
     section_bytes: Count | None = None
     """Text files: longer documents are cut into several of this size, each to the end of its line."""
+    chunk_tokens: Count | None = None
+    """Let chunks of so many tokens take the place of documents, so that text is held out by chunks (as in PaPaformer's
+    own code) and not by documents."""
     encoding: str = "utf-8"
     """Text files, JSONL: the encoding."""
     errors: Literal["strict", "replace", "ignore"] = "strict"
@@ -92,6 +95,8 @@ class ReadOptions:
             )
         if not all([self.separator] if isinstance(self.separator, str) else self.separator.values()):
             raise BraidError("the separator is empty", todo="Choose blank, lines, file, or any text.")
+        if self.chunk_tokens is not None and self.answer is not None:
+            raise BraidError("chunks would cut answers off from their questions", "chunk_tokens", "Leave it out.")
         try:
             codecs.lookup(self.encoding)
         except LookupError:
@@ -104,9 +109,10 @@ class ReadOptions:
         return self.duplicates != "keep" or bool(self.quality)
 
     def facts(self) -> dict[str, Any]:
-        """The options as plain data; of answers, sections and filters only those in use: earlier versions had none."""
+        """The options as plain data; of some options only those in use: earlier versions had none."""
         unused = ["answer", "template"] if self.answer is None else []
         unused += ["section_bytes"] if self.section_bytes is None else []
+        unused += ["chunk_tokens"] if self.chunk_tokens is None else []
         unused += ["duplicates"] if self.duplicates == "keep" else []
         unused += ["quality"] if not self.quality else []
         return {name: value for name, value in asdict(self).items() if name not in unused}

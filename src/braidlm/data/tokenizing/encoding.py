@@ -226,6 +226,16 @@ class Packer:
         words = spans.words_by_offset([pairs[:, 0] for pairs in offsets])
         return ids, counts, words, np.concatenate(offsets)[:, 1], False
 
+    @property
+    def token_sizes(self) -> np.ndarray:
+        """[tokens of the vocabulary]: the bytes of text that each token stands for."""
+        if self.tokenizer.is_plain_bytes:
+            return np.array([len(token or b"") for token in self.tokenizer.token_bytes])
+        if self._token_bytes is None:
+            what = "the tokens of this tokenizer do not spell the text, so that chunks of them have no size in bytes"
+            raise BraidError(what, "chunk_tokens", "Use a byte-level tokenizer, such as `--tokenizer bpe`.")
+        return self._token_bytes
+
     @cached_property
     def _token_bytes(self) -> np.ndarray | None:
         """The number of bytes of each id, for byte-level tokenizers."""
