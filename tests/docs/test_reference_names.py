@@ -15,7 +15,7 @@ GONE: dict[str, str] = {
 }
 """Patterns of names that version 0.1.0 had, with why they are gone and what is written now."""
 NEW: dict[str, str] = {
-    r".*(duplicates|quality|chunk.tokens)( .*)?": "filters and the split by chunks are a part of preparing, off by default",
+    r".*(duplicates|quality|chunk.tokens)( .*)?": "filters, the split by chunks: off by default",
     r"list tasks > triviaqa": "TriviaQA, as in ModuleFormer's Table 2",
     r".*cache_gb": "data sets in shards at addresses come into a cache of bounded size",
     r"Study keys > The top of a study > (steps|models|kept)": STEPS,
