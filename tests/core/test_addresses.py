@@ -1,5 +1,6 @@
 """Addresses over memory, and over S3's protocol with a stand-in server."""
 
+import errno
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,10 +81,16 @@ def test_wrong_addresses(address: str, what: str) -> None:
         plan_shards(address, ReadOptions())
 
 
-def test_a_mistake_in_the_code_is_not_tried_again() -> None:
+@pytest.mark.parametrize("error", [KeyError("x"), OSError(errno.ENOSPC, "full")])
+def test_mistakes_and_a_full_disk_are_not_tried_again(error: Exception) -> None:
     calls = []
-    with pytest.raises(KeyError):
-        attempt("memory://x", lambda system, path: calls.append(path) or {}["x"])
+
+    def work(system: object, path: str) -> None:
+        calls.append(path)
+        raise error
+
+    with pytest.raises(type(error)):
+        attempt("memory://x", work)
     assert len(calls) == 1
 
 

@@ -4,6 +4,7 @@ What may pass is tried again; what would only fail again is an error that says w
 such as the endpoint of an S3 server, come from its own environment variables or fsspec's (`FSSPEC_S3_ENDPOINT_URL`).
 """
 
+import errno
 import io
 import re
 import time
@@ -134,10 +135,10 @@ def remove_at(address: str) -> None:
 
 
 def _is_of_a_store(error: Exception) -> bool:
-    """Whether an error tells of a file system or its connection, and not of a mistake in the code."""
-    return isinstance(error, OSError) or (
-        type(error).__module__ != "builtins" and not isinstance(error, BraidError | ValueError)
-    )
+    """Whether an error tells of a store or its connection, and not of this disk or of a mistake in the code."""
+    if isinstance(error, OSError):
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+    return type(error).__module__ != "builtins" and not isinstance(error, BraidError | ValueError)
 
 
 def _final(error: Exception, address: str) -> BraidError | None:
