@@ -44,7 +44,7 @@ def test_an_event_loop_rests_three_times_as_long_as_it_sent_and_misses_nothing(c
     box = Mailbox(loop)  # type: ignore[arg-type]
     texts = [Completion(Request((1,), 9), lambda completion: None) for _ in range(2)]
     for text in texts:
-        text._mailbox = box
+        text.mailbox = box
         text.wake = lambda text=text: (setattr(text, "_is_ready", False), woken.append(text))  # type: ignore[method-assign,misc]
 
     def arrive() -> None:

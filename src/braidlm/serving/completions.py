@@ -60,7 +60,8 @@ class Completion:
         self._tokens: deque[NewToken] = deque()
         self._error: Exception | None = None
         self._ended = False
-        self._mailbox: Mailbox | None = None
+        self.mailbox: Mailbox | None = None
+        """Of the event loop that reads the tokens, once it does."""
         self._waiter: asyncio.Future[None] | None = None
         self._is_ready = False
         """Whether its mailbox has it already."""
@@ -68,7 +69,7 @@ class Completion:
     async def tokens(self) -> AsyncIterator[list[NewToken]]:
         """Everything new since the last time; an error of the request or the model is raised after what came before."""
         loop = asyncio.get_running_loop()
-        self._mailbox = Mailbox.of(loop)
+        self.mailbox = Mailbox.of(loop)
         while True:
             ended, new = self._ended, []
             while self._tokens:
@@ -102,14 +103,9 @@ class Completion:
         self._tell()
 
     def _tell(self) -> None:
-        if self._mailbox is not None and not self._is_ready:
+        if self.mailbox is not None and not self._is_ready:
             self._is_ready = True
-            self._mailbox.ready.append(self)
-
-    @property
-    def mailbox(self) -> "Mailbox | None":
-        """Of the event loop that reads the tokens, once it does."""
-        return self._mailbox
+            self.mailbox.ready.append(self)
 
     def wake(self) -> None:
         """The event loop's: let the reader look."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from braidlm.core.decoding.choosing import Chooser, LogProbabilities, choose_tokens, log_probabilities
+from braidlm.core.decoding.decoder import no_numbers
 from braidlm.core.decoding.rows import Row, RowDecoder, Step
-from braidlm.core.errors import BraidError
 from braidlm.serving.completions import Completion, NewToken
 from braidlm.serving.switches import Switches
 
@@ -52,11 +52,6 @@ class Lane:
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
         return not self.texts and not self.pending
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another text can begin."""
-        return len(self.texts) < self.decoder.most
 
     def begin(self, completion: Completion, chooser: Chooser) -> None:
         """Begin a text."""
@@ -157,9 +152,3 @@ class Lane:
             prompt = text.completion.prompt
             assert prompt is not None
             prompt.extend(NewToken(token, found[at][0], tuple(found[at][1])) for at, token in enumerate(following))
-
-
-def no_numbers() -> BraidError:
-    """The error of a text whose next token cannot be chosen."""
-    todo = "Its weights are damaged or too large for their type; `braid show` says which are not finite."
-    return BraidError("the model's logits are not numbers (NaN), so that there is no next token", todo=todo)

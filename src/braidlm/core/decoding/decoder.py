@@ -271,9 +271,14 @@ class OpenTexts:
 def check_numbers(logits: Tensor) -> Tensor:
     """Logits that tokens can be chosen from."""
     if bool(logits.isnan().any()):
-        todo = "Its weights are damaged or too large for their type; `braid show` says which are not finite."
-        raise BraidError("the model's logits are not numbers (NaN), so that there is no next token", todo=todo)
+        raise no_numbers()
     return logits
+
+
+def no_numbers() -> BraidError:
+    """The error of a text whose next token cannot be chosen."""
+    todo = "Its weights are damaged or too large for their type; `braid show` says which are not finite."
+    return BraidError("the model's logits are not numbers (NaN), so that there is no next token", todo=todo)
 
 
 def padded_prompts(prompts: list[list[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
