@@ -52,14 +52,16 @@ def training_plan(model: nn.Module, device: torch.device) -> str:
     )
 
 
-def check_training_fits(model: nn.Module, device: torch.device) -> None:
-    """Refuse to train a model (a skeleton will do) whose weights, gradients and optimizer state do not fit.
+def check_training_fits(model: nn.Module, device: torch.device, processes: int = 1) -> None:
+    """Refuse to train a model (a skeleton will do) whose weights, gradients and optimizer state do not fit, or the part
+    of them that each of several `processes` has.
 
     Activations come on top, so that a model that fits here may still run out of memory.
     """
     weights = weights_bytes(model)
-    check_memory(weights + training_state_bytes(model), device, "weights, gradients and AdamW's two moments need")
-    check_weights_fit(weights, device)
+    needed = (weights + training_state_bytes(model)) // processes
+    check_memory(needed, device, "weights, gradients and AdamW's two moments need")
+    check_weights_fit(weights, device if processes == 1 else "cpu")  # they are made there, and moved part by part
 
 
 def check_weights_fit(weights: int, device: torch.device | str = "cpu") -> None:

@@ -127,6 +127,11 @@ class Trainer:
         """Find problems that would show only later in the run."""
         if self.recipe.samples.prompts:
             encode_prompts(self.data.tokenizer, self.recipe.samples.prompts)
+            if self.recipe.training.parallel.experts > 1:
+                what = (
+                    "samples.prompts: processes that share experts may draw other tokens, and then wait for each other"
+                )
+                raise BraidError(what, todo="Leave out samples.prompts, or training.parallel.experts.")
         if not self.rank.is_main:
             return
         training, length = self.recipe.training, self.loader.length
@@ -213,7 +218,12 @@ class Trainer:
     def _choose_compute(self, shape: tuple[int, int]) -> None:
         """Fix how the model is computed before the first step, and say it; a resumed run keeps what was chosen."""
         lowered = self.stepper.lowered
-        if lowered is not None:
+        if self.stepper.layout is not None and self.rank.device.type == "cuda":
+            console.say(
+                "No kernels serve whole layers: they read the whole weights of one process, and here a layer's are "
+                "gathered while it computes. Heads and gates have theirs."
+            )
+        elif lowered is not None:
             console.say(f"On this GPU {lowered.lowered.summary()}.")
         elif self.stepper.extra and self.rank.device.type == "cuda":
             console.say(f"The losses {', '.join(self.stepper.extra)} read the plain pass: no kernels serve this step.")

@@ -44,6 +44,7 @@ from braidlm.training.start_from import (
     use_routing_losses,
 )
 from braidlm.training.step.parallel import Rank, join_group, main_first
+from braidlm.training.step.sharding import shards_of
 from braidlm.training.trainable import Trainable, TrainableBraid
 
 
@@ -94,7 +95,7 @@ def train(
 def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     """Check everything before the folder is touched, so that an error leaves nothing behind."""
     recipe, folder, resolved = loaded.recipe, Path(loaded.recipe.folder), loaded.as_dict()
-    _check_architecture(loaded, rank.device)
+    _check_architecture(loaded, rank)
     if recipe.training.lora is not None:
         check_peft("leave out training.lora to train the model's own weights.")
     if rank.is_main:
@@ -103,7 +104,7 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     known = None if fresh else folder / ORDER
     data = replace(data, train=order_streams(data.train, recipe.data.order, recipe.seed, known))
     torch.manual_seed(recipe.seed)
-    trained = _make_trainable(loaded, data, rank.device)
+    trained = _make_trainable(loaded, data, rank)
     recipe = recipe if fresh else with_rows_of_run(recipe, folder, rank)
     # Dropout differs between processes, weights do not.
     torch.manual_seed((recipe.seed * 1000 + rank.index) % MAX_INTEGER)
@@ -131,11 +132,13 @@ def with_rows_of_run(recipe: Recipe, folder: Path, rank: Rank) -> Recipe:
     return replace(recipe, training=replace(training, batch=batch, accumulation=own // batch))
 
 
-def _make_trainable(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> Trainable:
+def _make_trainable(loaded: LoadedRecipe, data: OpenData, rank: Rank) -> Trainable:
     """What the recipe trains, with all else frozen."""
     if loaded.recipe.decoder is not None:
-        return make_decoder(loaded.recipe, data, device)
-    model, training = _make_model(loaded, data, device).to(device), loaded.recipe.training
+        return make_decoder(loaded.recipe, data, rank.device)
+    model, training = _make_model(loaded, data, rank), loaded.recipe.training
+    if shards_of(training.parallel, model, rank) == 1:  # else each process moves its part alone
+        model = model.to(rank.device)
     freeze(model, training.freeze)
     if training.train == "gates":
         train_gates_alone(model)
@@ -202,20 +205,20 @@ def _track(trainer: Trainer, folder: Path) -> bool:
             raise
 
 
-def _check_architecture(loaded: LoadedRecipe, device: torch.device) -> None:
+def _check_architecture(loaded: LoadedRecipe, rank: Rank) -> None:
     """Find a model that cannot be built before its data is prepared, which may take long."""
     if loaded.recipe.decoder is not None:
-        console.say(plan_decoder_run(loaded.recipe, device))
+        console.say(plan_decoder_run(loaded.recipe, rank.device))
     elif loaded.recipe.start_from is not None:
         start = open_model(loaded.recipe.start_from, "braid")
         check_not_quantised(start.config.decoded, str(start.folder))
     elif loaded.architecture is not None:
         check_not_quantised(loaded.architecture, "model.compression")
         check_length(loaded.architecture.context, loaded.recipe.data.length)
-        _check_memory(BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or 1), loaded, device)
+        _check_memory(BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or 1), loaded, rank)
 
 
-def _check_memory(config: BraidConfig, loaded: LoadedRecipe, device: torch.device) -> None:
+def _check_memory(config: BraidConfig, loaded: LoadedRecipe, rank: Rank) -> None:
     """Refuse a model that cannot be built, or cannot be trained in the memory there is."""
     model = skeleton(config)
     for feature in asked_features(loaded.recipe.training, loaded.recipe.data).values():
@@ -225,21 +228,21 @@ def _check_memory(config: BraidConfig, loaded: LoadedRecipe, device: torch.devic
         train_gates_alone(model)
     if loaded.recipe.training.lora is not None:
         model.requires_grad_(False)  # adapters are small, and nothing else has gradients
-    check_training_fits(model, device)
+    check_training_fits(model, rank.device, shards_of(loaded.recipe.training.parallel, model, rank))
 
 
-def _make_model(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> BraidForCausalLM:
+def _make_model(loaded: LoadedRecipe, data: OpenData, rank: Rank) -> BraidForCausalLM:
     """A fresh model, or the one to start from."""
     if loaded.recipe.start_from is not None:
         start = open_model(loaded.recipe.start_from, "braid")
-        _check_memory(start.config, loaded, device)
+        _check_memory(start.config, loaded, rank)
         return load_start(start, loaded, data)
     vocab_size = loaded.vocab_size or data.tokenizer.vocab_size
     check_vocabulary(vocab_size, data.tokenizer, "model.vocab_size")
     assert loaded.architecture is not None
     config = BraidConfig(architecture=loaded.architecture, vocab_size=vocab_size)
     set_special_ids(config, data.tokenizer)
-    _check_memory(config, loaded, device)
+    _check_memory(config, loaded, rank)
     use_routing_losses(config, loaded.recipe.training.routing_losses)
     model = BraidForCausalLM(config)
     read_tokenizer(model, data.tokenizer)

@@ -16,7 +16,6 @@ from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 
 T = TypeVar("T")
-DONE = b"done"
 LOST = "another process of this run has ended or does not answer, so that this one ends too"
 GO_ON = "The same command goes on from the newest checkpoint."
 BROKEN = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL error")
@@ -49,13 +48,15 @@ def join_group(device: str | None = None) -> Iterator[Rank]:
     watch = Watch(rank)
     try:
         yield rank
+        wait_for_all(rank)
+        watch.end()
+        wait_for_all(rank)  # the first to leave takes the store along
     except RuntimeError as error:
         if not any(word in str(error) for word in BROKEN):
             raise
         raise BraidError(LOST, todo=GO_ON) from error
     finally:
         dist.destroy_process_group()
-        watch.end()
 
 
 class Watch:
@@ -73,11 +74,9 @@ class Watch:
         self.thread.start()
 
     def end(self) -> None:
-        """This process has done its work, and counts no longer."""
+        """Look no more: all have done their work."""
         self.ended.set()
         self.thread.join(self.every)
-        with contextlib.suppress(RuntimeError):  # the process that has the store may be gone
-            self.store.set(self._key(self.rank.index), DONE.decode())
 
     def _run(self) -> None:
         keys = [self._key(index) for index in range(self.rank.world_size)]
@@ -92,7 +91,7 @@ class Watch:
             for key, value in zip(keys, counts, strict=True):
                 before, since = seen.get(key, (None, now))
                 seen[key] = (value, since if before == value else now)
-            lost = [key for key, (value, since) in seen.items() if value != DONE and now - since > self.patience]
+            lost = [key for key, (_, since) in seen.items() if now - since > self.patience]
             if lost and not self.ended.is_set():
                 sys.stderr.write(f"{LOST} ({', '.join(lost)}). {GO_ON}\n")
                 sys.stderr.flush()

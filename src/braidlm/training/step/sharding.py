@@ -8,6 +8,7 @@ while it computes. Losses are divided by the count of all processes' labels, so 
 import contextlib
 import os
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -98,6 +99,12 @@ def choose_layout(config: ParallelConfig, model: nn.Module, rank: Rank) -> Layou
         here = world
     copies = {"replicated": world, "sharded": 1, "hybrid": world // here}[weights]
     return Layout(copies, world // copies, config.experts)
+
+
+def shards_of(config: ParallelConfig, model: nn.Module, rank: Rank) -> int:
+    """Over how many processes each weight of a model (a skeleton will do) is spread."""
+    layout = choose_layout(config, model, rank)
+    return 1 if layout is None else layout.shards
 
 
 def _fitting(model: nn.Module, rank: Rank, here: int) -> str:
@@ -277,7 +284,9 @@ def whole_parameters(model: nn.Module, keep: bool) -> Iterator[None]:
     """
     swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
     made: dict[Tensor, nn.Parameter] = {}
-    for module in model.modules():
+    hooks = {module: module._load_state_dict_post_hooks for module in model.modules()}
+    for module in hooks:
+        module._load_state_dict_post_hooks = OrderedDict()  # FSDP2 would look for parts in what is loaded
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if isinstance(parameter.data, DTensor):
                 if parameter not in made:
@@ -291,6 +300,8 @@ def whole_parameters(model: nn.Module, keep: bool) -> Iterator[None]:
     finally:
         for module, name, parameter in swapped:
             module._parameters[name] = parameter
+        for module, own in hooks.items():
+            module._load_state_dict_post_hooks = own
     if keep:
         with torch.no_grad():
             for spread, changed in made.items():

@@ -96,6 +96,7 @@ class Distillation(ExtraLoss):
             plan = StoragePlan(Path(data.cache), *shape[1:], vocab_size, facts)
             stored = main_first(lambda: open_targets(opened.train, plan, load, rank.device), rank)
             made = StoredDistillation(config, setup.model, stored, shape)
+            made.ids, made.logs = made.ids.to(rank.device), made.logs.to(rank.device)
         made.found = found
         return [made]
 
