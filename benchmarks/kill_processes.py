@@ -20,7 +20,7 @@ from benchmarks.kill_everything import MODULES
 from safetensors.torch import load_file
 from tests.training.forked_runs import fork
 
-from braidlm.core.models.runs import read_metrics
+from braidlm.core.models.runs import HISTORY, read_metrics, read_records
 from braidlm.data.packing.prepare import prepare
 
 PROCESSES, KILLS_OF_ONE_RUN, SENTENCE = 4, 4, "another process of this run has ended or does not answer"
@@ -54,6 +54,11 @@ def recorded(run: Path) -> int:
     return len(read_metrics(run, "train"))
 
 
+def started(run: Path) -> int:
+    """How often a run was begun or gone on with."""
+    return len(read_records(run / HISTORY))
+
+
 def differences(work: Path, name: str) -> tuple[float, float]:
     """The largest differences from the undisturbed run, of losses and of weights."""
     runs = [read_metrics(work / each, "train") for each in ("whole", name)]
@@ -80,8 +85,9 @@ def main() -> None:
         name, path = f"killed-{number}", recipe(work, f"killed-{number}")
         for _ in range(min(KILLS_OF_ONE_RUN, args.kills - killed)):
             run = fork(work / f"{name}.log", *command(path, PROCESSES), processes=PROCESSES)
-            steps = recorded(work / name) + rng.randrange(12)
-            while recorded(work / name) < steps or not (work / name).is_dir():
+            # Before they have found each other it is for the launcher to end all, as torchrun does.
+            starts, steps = started(work / name), recorded(work / name) + rng.randrange(12)
+            while started(work / name) == starts or recorded(work / name) < steps:
                 assert run.is_alive(), run.screen.read_text()
                 time.sleep(0.01)
             time.sleep(rng.uniform(0.0, 0.5))

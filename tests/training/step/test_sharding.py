@@ -39,6 +39,10 @@ CASES = {
 }
 
 
+FOR_TWO = ("dense", "experts-copied")
+"""A launch of two adds little to one of four but where two processes share all experts."""
+
+
 @pytest.fixture(scope="module")
 def cases(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     folder = tmp_path_factory.mktemp("decoder")
@@ -54,8 +58,10 @@ def alone(cases: dict[str, Case]) -> dict[str, dict[str, torch.Tensor]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_equal_one(world: int, cases: dict[str, Case], alone: dict[str, Any], tmp_path: Path) -> None:
-    run_all(cases, world, tmp_path, MICRO_BATCHES)
-    for name, expected in alone.items():
+    run = cases if world == 4 else {name: cases[name] for name in FOR_TWO}
+    run_all(run, world, tmp_path, MICRO_BATCHES)
+    for name in run:
+        expected = alone[name]
         found = load_file(tmp_path / f"{name}-{world}.safetensors")
         assert set(found) == set(expected)
         assert expected["losses"][-1, 0] < expected["losses"][0, 0], "it learns"
