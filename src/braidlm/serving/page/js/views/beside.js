@@ -100,7 +100,7 @@ function Beside({ state, left, right, same, hint, children }) {
   )}</div>
   <p class="soft" role="status">${busy ? "Writing …" : written ? (parting === null ? "Both texts are the same." : `The texts part at token ${parting + 1}.`) : ""}</p>
   ${written && !busy && html`<${Downloads} name=${`${left.title} and ${right.title}`} data=${() => ({ prompt: state.prompt, ...samplingOf(state), sides: ["left", "right"].map((name) => ({ title: sides[name].title, model: sides[name].model.name, switches: sides[name].switches, text: joined(texts[name]), tokens: texts[name] })) })} />`}
-  ${!comparable && html`<p class="soft">These models have different tokenizers: their texts can be read beside each other, and their probabilities cannot be compared.</p>`}
+  ${!comparable && html`<p class="soft after">These models have different tokenizers: their texts can be read beside each other, and their probabilities cannot be compared.</p>`}
   <${Problem} error=${unmeasured} />
   ${answer && !same && html`<${Changes} answer=${answer} left=${left} right=${right}>${written && html`<${Choice} label="The text that is measured" value=${state.measured}
     options=${[["left", "Left text"], ["right", "Right text"], ["prompt", "Prompt alone"]]} change=${(one) => update({ measured: one })} />`}</${Changes}>`}`;

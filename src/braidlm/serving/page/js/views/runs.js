@@ -9,6 +9,7 @@ import { figure, html, useEffect, useState } from "../ui.js";
 
 const PAUSE = 2000;
 const POINTS = 800;
+const ALL = "all texts";
 
 /** The charts of a run: title, the columns' beginnings, and whether it stands above the fold. */
 const CHARTS = [
@@ -112,23 +113,26 @@ function Run({ run }) {
   </section>`;
 }
 
-/** Lines of the columns `NAME` and `NAME/...`, thinned evenly where there are more points than a chart can show. */
+/** Lines of the columns `NAME`, unless it is that of one text, and `NAME/...`, thinned evenly where there are more points than a chart can show. */
 function seriesOf(columns, rows, begins) {
   const made = {};
-  columns.forEach((column, index) => {
+  const isPart = (column) => column.includes("/");
+  for (const column of [...columns.filter((one) => !isPart(one)), ...columns.filter(isPart)]) {
+    const index = columns.indexOf(column);
     const [head, ...rest] = column.split("/");
-    if (!begins.includes(head)) return;
+    if (!begins.includes(head)) continue;
     const known = rows.filter((row) => typeof row[index] === "number");
-    if (!known.length) return;
+    if (!known.length) continue;
     const stride = Math.ceil(known.length / POINTS);
     const kept = known.filter((_, at) => at % stride === 0 || at === known.length - 1);
     made[seriesName(head, rest.join("/"))] = [kept.map((row) => row[0]), kept.map((row) => row[index])];
-  });
+  }
+  if (Object.keys(made).length === 2) delete made[ALL];
   return made;
 }
 
 /** Measures of validation have a value for each text and one for all; the loss alone is that of training. */
 function seriesName(measure, part) {
   if (measure === "loss") return part ? `validation, ${part}` : "training";
-  return part || (measure === "bits_per_byte" || measure === "perplexity" ? "all texts" : measure.replaceAll("_", " "));
+  return part || (measure === "bits_per_byte" || measure === "perplexity" ? ALL : measure.replaceAll("_", " "));
 }
