@@ -123,7 +123,7 @@ def test_a_row_of_texts_has_the_logits_of_each_alone(name: str, calls: list[Any]
     torch.testing.assert_close(served(model, texts), alone, atol=1e-5, rtol=1e-4)
     # Every use of attention has layers of its own, in the order of the cache's slots, whatever it shares.
     assert [layer for layer, _, _ in calls] == list(range(model.config.num_hidden_layers))
-    assert [window for _, window, _ in calls] == model.config.attention_windows
+    assert [window for _, window, _ in calls] == model.config.served_attention.windows
 
 
 @pytest.mark.parametrize("name", ["paths", "attention experts"])
@@ -163,9 +163,9 @@ def test_windows_are_told() -> None:
 def test_heads_of_stacks_and_of_other_sizes_fill_layers_of_one_shape() -> None:
     config = tiny_model(**SERVED["queries per key"]).config
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (2, 1, 32)
-    assert len(config.attention_windows) == 4 + 3
+    assert len(config.served_attention.windows) == 4 + 3
     config = tiny_model(**SERVED["paths"]).config
-    assert (config.num_attention_heads, len(config.attention_windows)) == (4, 4)
+    assert (config.num_attention_heads, len(config.served_attention.windows)) == (4, 4)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -234,7 +234,7 @@ def test_what_cannot_be_served_says_so_in_one_sentence(name: str) -> None:
     architecture, message = REFUSED[name]
     config = tiny_config(**architecture)
     config = BraidModel(config).config
-    assert config.attention_windows is None
+    assert config.served_attention is None
     with pytest.raises(BraidError, match=rf"'{STAND_IN}' .* cannot serve this model: .*{message}") as error:
         BraidModel._from_config(config, attn_implementation=STAND_IN)
     assert error.value.todo == "Serve it with `braid serve`, which runs every model folder."

@@ -14,7 +14,7 @@ from .dropout import Dropout
 from .errors import BraidError
 from .heads.ends import Head, embeddings, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
-from .layer_skip import cache_slots, check_exit, set_dropout, stages_between
+from .layer_skip import cache_slots, check_exit, run_layers, set_dropout
 from .norms import norms
 from .paths.switches import address_outside_stack, freeze, switch_off_modules, use_paths
 from .pretrained import BraidCausalLMOutput, BraidModelOutput, BraidPreTrainedModel, BraidSequenceClassifierOutput
@@ -155,11 +155,7 @@ class BraidModel(BraidPreTrainedModel):
 
     def stream(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         """From embedded tokens to the normalised stream."""
-        hidden = self.enter(hidden, span)
-        routings: Routings = ()
-        for stage in stages_between(self.stages, last=self.exit_layer):
-            hidden, chosen = stage(hidden, span)
-            routings += chosen
+        hidden, routings = run_layers(self.stages, self.enter(hidden, span), span, last=self.exit_layer)
         hidden = self.norm(hidden)
         if span.record is not None:
             span.record.end(hidden)

@@ -5,21 +5,18 @@ own, and fills all of them from the folder's file. Any other function of transfo
 """
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention.attention import Softmax
 from .attention.backend import PLAIN, common_shape, layer_windows, make_layers
 from .compression import untrainable
-from .config.braid_config import Architecture
+from .config.braid_config import Architecture, ServedAttention
 from .errors import BraidError
 from .heads.ends import LinearHead, TokenEmbedding, embeddings, heads
 from .mixture_of_depths import MixtureOfDepths
-from .routing.router import ScoreLinear
-from .routing.stacked import PartlyTrained
-from .stages import LowRankLinear
 
 COLUMNS = "colwise_gather_output"
 """Each process computes its share of a layer's outputs, and all are gathered: no sum is rounded differently."""
@@ -32,12 +29,9 @@ def asks_for_backend(config: Any) -> bool:
 
 def describe(model: Any) -> None:
     """Write what vLLM reads before there is a model into its configuration, and so into the folder's."""
-    config, parts = model.config, model.attentions
-    if next(unserved(model), None) is None:
-        config.num_attention_heads, config.num_key_value_heads, config.head_dim = common_shape(parts)
-        config.attention_windows = layer_windows(parts)
-    else:
-        config.attention_windows = None
+    parts = model.attentions
+    can_serve = next(unserved(model), None) is None
+    model.config.serve_by(ServedAttention(*common_shape(parts), layer_windows(parts)) if can_serve else None)
 
 
 def prepare(model: Any) -> None:
@@ -52,7 +46,8 @@ def prepare(model: Any) -> None:
     # One flat list: vLLM allows one number in the name of a layer.
     model.attention_layers = nn.ModuleList(layer for own in layers for layer in own)
     for module in model.modules():
-        module.__class__ = KEPT_LINEAR.get(type(module), module.__class__)
+        if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+            module.__class__ = kept_linear(type(module))
     model._tp_plan = tensor_parallel_plan(model)
     if not model.config.tie_word_embeddings:
         _rename_head(type(model).__name__)
@@ -110,20 +105,11 @@ def load_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[
             yield own
 
 
-class KeptScores(PartlyTrained, nn.Module):
-    """A router's `ScoreLinear` where vLLM would replace every `nn.Linear`, which computes in another type."""
-
-    forward = ScoreLinear.forward
-
-
-class KeptLowRankLinear(nn.Module):
-    """A `LowRankLinear` where vLLM would replace every `nn.Linear`, and forget what is added."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight, self.bias) + self.lora(input)  # type: ignore[arg-type, operator, no-any-return]
-
-
-KEPT_LINEAR: dict[type[nn.Module], type[nn.Module]] = {ScoreLinear: KeptScores, LowRankLinear: KeptLowRankLinear}
+@cache
+def kept_linear(kind: type[nn.Module]) -> type[nn.Module]:
+    """A kind of linear layer as one that vLLM leaves alone: of an `nn.Linear` it would forget what this kind does."""
+    others = (base for base in kind.__bases__ if base is not nn.Linear)
+    return type(kind.__name__, (*others, nn.Module), {"forward": kind.forward})
 
 
 def _rename_head(model_class: str) -> None:

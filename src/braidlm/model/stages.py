@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -218,7 +219,7 @@ class LowRankLinear(nn.Linear):
         self.lora = LowRank(base.in_features, base.out_features, rank)
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) + self.lora(input)
+        return F.linear(input, self.weight, self.bias) + self.lora(input)
 
 
 class LowRankStackedLinear(StackedLinear):

@@ -1,6 +1,7 @@
 """Whether a file of weights is the one that was saved, and holds numbers only; each file is read once a process."""
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.runs import MODEL_CONFIGS
+from braidlm.core.reading import read_json
+from braidlm.model.config.braid_config import SERVED
 
 ALLOW_CHANGED = "BRAID_ALLOW_CHANGED_WEIGHTS"
 """The environment variable that lets weights differ from what their lineage records."""
@@ -72,6 +75,15 @@ def file_sha256(path: Path) -> str:
 
 
 @_once
+def _config_sha256(path: Path) -> str:
+    """The SHA-256 of a configuration as versions wrote it that said nothing of other libraries' attention."""
+    data = read_json(path)
+    if data.pop(SERVED, None) is None:
+        return file_sha256(path)
+    return hashlib.sha256((json.dumps(data, indent=2, sort_keys=True) + "\n").encode()).hexdigest()
+
+
+@_once
 def _not_finite_in(path: Path) -> list[str]:
     with safe_open(path, "pt") as file:
         return not_finite((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
@@ -86,7 +98,8 @@ def check_finite(path: Path) -> None:
 def model_hash(folder: Path, patterns: Sequence[str] = HASHED_FILES) -> str:
     """SHA-256 over all files that determine the model's scores, or over files of other patterns."""
     paths = sorted({path for pattern in patterns for path in folder.glob(pattern)})
-    return hashlib.sha256("".join(f"{path.name} {file_sha256(path)}\n" for path in paths).encode()).hexdigest()
+    hashes = (_config_sha256(path) if path.name in MODEL_CONFIGS else file_sha256(path) for path in paths)
+    return hashlib.sha256("".join(f"{p.name} {h}\n" for p, h in zip(paths, hashes, strict=True)).encode()).hexdigest()
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:

@@ -145,6 +145,21 @@ TOKEN_ID_TYPES: dict[str, Any] = {
 }
 
 
+@dataclass
+class ServedAttention:
+    """The layers that another library, such as vLLM, has for attention: it reads them before there is a model."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    windows: list[int | None]
+    """Of each layer."""
+
+
+SERVED = "served_attention"
+"""The key of these in config.json, which a model writes; without it no other library can serve the model."""
+
+
 class BraidConfig(PretrainedConfig):
     """`architecture` defines the model; other attributes have the names that transformers and other tools read."""
 
@@ -155,20 +170,15 @@ class BraidConfig(PretrainedConfig):
         self.architecture = architecture or {"stages": ["block"]}
         self.vocab_size = decode(VocabularySize, vocab_size, "vocab_size")
         attentions = [s.options.attention for s in self.decoded.stages if getattr(s.options, "attention", None)]
-        windows = kwargs.pop("attention_windows", None)
-        self.attention_windows = decode(list[int | None] | None, windows, "attention_windows")
-        """The windows of the layers that another library, such as vLLM, has for attention; a model writes it, and then
-        heads, key heads and their size are those of such a layer. None: no other library can serve the model."""
+        self._heads = next((getattr(part.options, "heads", 1) for part in attentions), 1)
+        served = kwargs.pop(SERVED, None)
+        self.serve_by(None if served is None else decode(ServedAttention, served, SERVED))
         derived = {
             "hidden_size": self.decoded.width,
             "max_position_embeddings": self.decoded.context,
             "num_hidden_layers": self.decoded.depth,
+            "num_attention_heads": self.num_attention_heads,
         }
-        if self.attention_windows is None:
-            heads = next((getattr(part.options, "heads", 1) for part in attentions), 1)
-            derived["num_attention_heads"] = heads
-            for name in ("num_key_value_heads", "head_dim"):
-                kwargs.pop(name, None)
         for name, value in derived.items():
             kwargs.pop(name, None)
             setattr(self, name, value)
@@ -186,6 +196,13 @@ class BraidConfig(PretrainedConfig):
         super().__init__(**kwargs)
         module = CODE_FILE.removesuffix(".py")
         self.auto_map = {auto: f"{module}.{name}" for auto, name in CLASSES.items()}
+
+    def serve_by(self, layers: ServedAttention | None) -> None:
+        """Have the heads, key heads and their size of the layers that another library has for attention."""
+        self.served_attention = layers
+        self.num_attention_heads = self._heads if layers is None else layers.heads
+        if layers is not None:
+            self.num_key_value_heads, self.head_dim = layers.kv_heads, layers.head_dim
 
     @property
     def num_hidden_layers(self) -> int:
@@ -219,7 +236,8 @@ class BraidConfig(PretrainedConfig):
     def _served(self) -> list[int | None] | None:
         """The windows, while another library computes attention."""
         plain = getattr(self, "_attn_implementation", None) in PLAIN
-        return None if plain else self.__dict__.get("attention_windows")
+        layers = self.__dict__.get(SERVED)
+        return None if plain or layers is None else layers.windows
 
     @property
     def architecture(self) -> dict[str, Any]:
@@ -233,7 +251,10 @@ class BraidConfig(PretrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         data = super().to_dict()
         data["architecture"] = encode(data.pop("decoded"))
-        data.pop("without", None)
+        data["num_attention_heads"] = data.pop("_heads")
+        data[SERVED] = None if self.served_attention is None else encode(self.served_attention)
+        for name in ("without", "num_key_value_heads", "head_dim"):
+            data.pop(name, None)
         return data
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
