@@ -47,7 +47,7 @@ def prepare(model: Any) -> None:
     model.attention_layers = nn.ModuleList(layer for own in layers for layer in own)
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
-            module.__class__ = kept_linear(type(module))
+            module.__class__ = kept_linear(type(module))  # type: ignore[assignment, arg-type]
     model._tp_plan = tensor_parallel_plan(model)
     if not model.config.tie_word_embeddings:
         _rename_head(type(model).__name__)
