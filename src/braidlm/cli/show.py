@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from braidlm.cli.settings import names_and_overrides, number
+from braidlm.cli.settings import add_settings, given_settings, names_and_overrides, number
 from braidlm.core.console import count, duration, show_json
+from braidlm.core.errors import BraidError
 from braidlm.core.report.rendering import show_report
 from braidlm.core.report.report import Report, Table, cell_text
-from braidlm.model.config.ranges import Length
+from braidlm.model.config.ranges import Count, Length
 
 HELP = "look at a recipe, a model, a run, a study or packed data, or compare several: cost, stages, lineage, problems"
 EPILOG = """examples:
@@ -18,6 +19,7 @@ EPILOG = """examples:
   braid show best/average domains.english.folder=corpus tasks=null
   braid show runs/mine runs/wider
   braid show data/mine
+  braid show tiny/llama --gpus 64 --gpu H100 --between 25
 """
 MEMORY = {
     "weights_compressed": "weights, compressed",
@@ -52,6 +54,8 @@ SHA_256 = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from braidlm.training.plan import Machines
+
     parser.add_argument("x", metavar="X", help="a recipe's name or file, or a model, run, study or data folder")
     parser.add_argument(
         "overrides",
@@ -63,15 +67,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length", type=number(Length), metavar="N", help="tokens per text for FLOPs (default: the context)"
     )
+    help_text = "what the training of a recipe takes on so many GPUs: memory, traffic, speed and hours"
+    parser.add_argument("--gpus", type=number(Count), metavar="N", help=help_text)
+    add_settings(parser, Machines, "the machines of --gpus")
 
 
 def run(args: argparse.Namespace) -> None:
     from braidlm.studies.show import show
+    from braidlm.training.plan import Machines
 
     others, overrides = names_and_overrides(args.overrides)
-    facts = show([args.x, *others], overrides, args.length)
+    told = given_settings(args, Machines)
+    if told and args.gpus is None:
+        raise BraidError("machines are told for a plan", todo="--gpus N plans a recipe's training on so many GPUs.")
+    facts = show([args.x, *others], overrides, args.length, args.gpus, Machines(**told))
     show_json(facts)
-    report = REPORTS.get(facts["kind"], _model)(facts)
+    report = (_plan if "plan" in facts else REPORTS.get(facts["kind"], _model))(facts)
     if facts["notes"] or facts["problems"]:
         report.text("")
     for kind in ("note", "problem"):
@@ -90,6 +101,27 @@ def _model(facts: dict[str, Any]) -> Report:
     rows.append(("total", facts["layers"], *(facts[key] for key in COSTS)))
     report = _report(facts).table(Table(("stage", "layers", "parameters", "active", "FLOPs per token"), rows))
     return report.table(Table(("", ""), list(_about(facts))))
+
+
+def _plan(facts: dict[str, Any]) -> Report:
+    """What a training takes of each process, and how long it lasts."""
+    plan = facts["plan"]
+    held = [(name, size(amount)) for name, amount in plan["memory"].items()]
+    report = _report(facts).table(Table((f"memory of each of {plan['gpus']} processes ({plan['layout']})", ""), held))
+    rows = [
+        (name, "-" if name == "all" else f"{1000 * plan['seconds'][name]:.3g} ms", size(amount))
+        for name, amount in plan["traffic"].items()
+    ]
+    rows.insert(0, ("computing", f"{1000 * plan['seconds']['computing']:.3g} ms", "-"))
+    rows.append(("a step", f"{1000 * plan['seconds']['step']:.3g} ms", f"{plan['tokens_per_step']:,} tokens"))
+    report.text("").table(Table(("a step of each process", "time", "sends"), rows)).text("")
+    report.text(
+        f"{count(plan['tokens_per_second'])} tokens/s, {plan['steps']:,} steps, {plan['hours']:,.3g} hours: "
+        f"{plan['gpu_hours']:,.3g} hours of a GPU.\n\nAssumed:"
+    )
+    for line in plan["assumptions"]:
+        report.text(f"- {line}")
+    return report
 
 
 def _about(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

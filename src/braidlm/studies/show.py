@@ -43,6 +43,7 @@ from braidlm.training.monitoring.speed import (
     training_seconds,
     training_speed,
 )
+from braidlm.training.plan import Machines, plan_training
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.start_from import data_of, open_decoder
 
@@ -183,13 +184,20 @@ ASSUMED_VOCABULARY = 50_257
 
 
 def show(
-    x: str | Path | Sequence[str | Path], overrides: list[str] | None = None, length: int | None = None
+    x: str | Path | Sequence[str | Path],
+    overrides: list[str] | None = None,
+    length: int | None = None,
+    gpus: int | None = None,
+    machines: Machines | None = None,
 ) -> dict[str, Any]:
     """What `x` is and costs: a recipe's name or file (with `key=value` overrides), a model, a run, a study or data.
 
     Several are compared: `{"kind": "comparison", "models": [...]}`. So are the models of a study's folder. Overrides
-    then change those that are recipes.
+    then change those that are recipes. With `gpus`, what the training of a recipe takes on so many GPUs of `machines`;
+    a plan that does not fit is an error, which says what would.
     """
+    if gpus is not None:
+        return _planned(x, overrides, length, gpus, machines or Machines())
     if not isinstance(x, (str, Path)):
         recipes = [one for one in x if not _is_folder(one)]
         facts = [show(one, overrides if one in recipes or not recipes else None, length) for one in x]
@@ -209,6 +217,27 @@ def show(
         for source in find_sources(x)
     ]
     return facts[0] if len(facts) == 1 else _comparison(facts)
+
+
+def _planned(
+    x: str | Path | Sequence[str | Path],
+    overrides: list[str] | None,
+    length: int | None,
+    gpus: int,
+    machines: Machines,
+) -> dict[str, Any]:
+    """The facts of a recipe with its plan."""
+    names = [x] if isinstance(x, (str, Path)) else list(x)
+    facts = show(names, overrides, length)
+    if facts["kind"] != "recipe" or facts["recipe"].get("decoder"):
+        todo = "A step of a study is planned as a recipe of its own; a preset has no training."
+        raise BraidError(
+            f"a plan is of one recipe that trains a model of ours, not of a {facts['kind']}", "--gpus", todo
+        )
+    loaded = decode_recipe(facts["recipe"])
+    architecture = loaded.architecture or open_model(str(loaded.recipe.start_from), "braid").config.decoded
+    config = BraidConfig(architecture, facts["vocab_size"])
+    return facts | {"plan": plan_training(loaded.recipe, config, gpus, machines), "expected_seconds": None}
 
 
 def _check_recipe(name: str) -> None:

@@ -94,11 +94,17 @@ def choose_layout(config: ParallelConfig, model: nn.Module, rank: Rank) -> Layou
             what = f"training.parallel.experts: {config.experts} processes are to share experts, and there is one"
             raise BraidError(what, todo=f"Start them by `torchrun --nproc-per-node {config.experts} -m braidlm train`.")
         return None
-    weights = broadcast(_fitting(model, rank, here) if config.weights == "auto" else config.weights, rank)
-    if world % here:
-        here = world
-    copies = {"replicated": world, "sharded": 1, "hybrid": world // here}[weights]
+    weights: Weights = broadcast(_fitting(model, rank, here) if config.weights == "auto" else config.weights, rank)
+    return layout_of(ParallelConfig(weights, config.experts), world, here)
+
+
+def layout_of(config: ParallelConfig, world: int, here: int) -> Layout:
+    """The layout of so many processes, of which so many are on each machine; `weights` is not auto any more."""
+    copies = {"replicated": world, "sharded": 1, "hybrid": 1 if world % here else world // here}[config.weights]
     return Layout(copies, world // copies, config.experts)
+
+
+Weights = Literal["replicated", "sharded", "hybrid"]
 
 
 def shards_of(config: ParallelConfig, model: nn.Module, rank: Rank) -> int:
@@ -107,13 +113,17 @@ def shards_of(config: ParallelConfig, model: nn.Module, rank: Rank) -> int:
     return 1 if layout is None else layout.shards
 
 
-def _fitting(model: nn.Module, rank: Rank, here: int) -> str:
+def _fitting(model: nn.Module, rank: Rank, here: int) -> Weights:
     """The first way of sharing that leaves half of a device's memory to activations."""
     if rank.device.type == "cuda":
         memory: float = torch.cuda.mem_get_info(rank.device)[1]
     else:
         memory = (free_memory(rank.device) or float("inf")) / here
-    needed = weights_bytes(model) + training_state_bytes(model)
+    return fitting(weights_bytes(model) + training_state_bytes(model), memory, here)
+
+
+def fitting(needed: float, memory: float, here: int) -> Weights:
+    """The first way in which weights, gradients and optimizer state of so many bytes take half of a device's memory."""
     if needed <= SHARE_OF_MEMORY * memory:
         return "replicated"
     return "hybrid" if needed / here <= SHARE_OF_MEMORY * memory else "sharded"
