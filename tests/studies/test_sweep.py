@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.sources_registry import SourcesRegistry
 
 from braidlm.core import hydra_changes
 from braidlm.core.errors import BraidError
@@ -210,3 +211,9 @@ def test_a_recipe_is_composed_once_for_each_combination(recipe: Path, monkeypatc
     monkeypatch.setattr(hydra_changes, "compose_quickly", lambda name, own: composed.append(name) or compose(name, own))  # type: ignore[func-returns-value]
     sweep(str(recipe), ["seed=1,2,3"])
     assert composed == [recipe.stem] * 3
+
+
+def test_a_launcher_can_send_hydras_registry_to_its_jobs(recipe: Path) -> None:
+    """Submitit's jobs compare it with Hydra's own classes, and fail where one was replaced."""
+    plan_sweep(str(recipe), ["seed=1,2"])
+    assert SourcesRegistry.instance().types["file"].__module__.startswith("hydra.")

@@ -43,7 +43,8 @@ def hydra_in(folder: Path, keys: set[str]) -> Iterator[None]:
     """
     hasten_omegaconf()
     Plugins.instance()  # registers Hydra's own classes
-    SourcesRegistry.instance().types["file"] = _CheckedFileSource
+    # The registry keeps Hydra's class, which is changed: launchers send the registry to their jobs, which compare it.
+    _check_files(SourcesRegistry.instance().types["file"])  # type: ignore[arg-type]
     with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
         repository: Any = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
         is_group = repository.group_exists
@@ -67,15 +68,16 @@ def compose_quickly(stem: str, overrides: list[str]) -> Any:
         stored.node = whole
 
 
-class _CheckedFileSource(FileConfigSource):
-    """Reads a file, also one that a defaults list names, only after it is checked."""
+def _check_files(source: type[FileConfigSource]) -> None:
+    """Let Hydra's source of files read one, also one that a defaults list names, only after it is checked."""
+    load = source.load_config
 
-    def load_config(self, config_path: str) -> ConfigResult:
+    def load_checked(self: FileConfigSource, config_path: str) -> ConfigResult:
         file = os.path.join(self.path, self._normalize_file_name(config_path))
         text = read_text(file, MAX_YAML_BYTES) if os.path.exists(file) else ""
         check_yaml(text, file)
         try:
-            loaded = super().load_config(config_path)
+            loaded = load(self, config_path)
         except yaml.YAMLError:
             yaml.load(text, Loader=hasten_omegaconf())  # whose message shows the line
             raise
@@ -83,6 +85,9 @@ class _CheckedFileSource(FileConfigSource):
             todo = "Give Hydra's own settings on the command line: hydra.KEY=VALUE."
             raise BraidError("a recipe cannot configure Hydra, which would run what it names", file, todo)
         return loaded
+
+    if load.__module__ != __name__:  # it is not done yet
+        source.load_config = load_checked  # type: ignore[method-assign]
 
 
 @functools.cache

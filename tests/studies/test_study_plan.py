@@ -4,8 +4,8 @@ from pathlib import Path
 
 from braidlm.data.loading.open_data import open_data
 from braidlm.studies.decoding import load_study
-from braidlm.studies.show import StudyPlan
 from braidlm.studies.study import Study
+from braidlm.studies.study_plan import StudyPlan
 
 
 def text(folder: Path, line: str) -> Path:
