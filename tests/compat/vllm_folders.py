@@ -62,7 +62,11 @@ ARCHITECTURES: dict[str, Any] = {
     },
     "shared": TINY["shared"].architecture,
     "stick-breaking": TINY["modules"].architecture,
-    "quantised": {"stages": [{"block": {"layers": 2}}], "compression": [{"int8": {"modules": ["stages.*"]}}]},
+    "quantised": {
+        "block": {"attention": {"heads": 2}},
+        "stages": [{"block": {"layers": 2}}],
+        "compression": [{"int8": {"modules": ["stages.*"]}}],
+    },
 }
 REFUSED = ("stick-breaking", "quantised")
 CONVERTED = "converted"
