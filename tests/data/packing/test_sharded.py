@@ -102,6 +102,13 @@ def test_the_cache_keeps_what_was_used_last(tmp_path: Path) -> None:
         data.prefetch(range(len(data.shards)))
 
 
+def test_the_cache_is_shared(scratch: fsspec.AbstractFileSystem) -> None:
+    expected = make(ADDRESS).tokens[:]
+    for name in scratch.glob("/bucket/set/*/*.bin"):  # what is not in the cache could not be had any more
+        scratch.rm_file(name)
+    assert np.array_equal(open_packed(ADDRESS).tokens[:], expected)
+
+
 def test_a_damaged_cache_is_fetched_again(tmp_path: Path) -> None:
     data = make(ADDRESS)
     expected = data.tokens[:]
