@@ -266,3 +266,12 @@ def test_a_name_far_from_every_recipe_is_answered_in_two_lines(braid):
 def test_a_misspelled_folder_is_told_from_a_misspelled_recipe(braid, model_folder: Path):
     assert f"Did you mean '{model_folder}'?" in braid("show", f"{model_folder}l").err
     assert "there is no recipe and no folder 'tiny/lama'. Did you mean 'tiny/llama'?" in braid("show", "tiny/lama").err
+
+
+def test_a_data_set_at_an_address(braid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    address = f"file://{tmp_path}/packed"
+    braid("prepare", "stories", "--documents", 9, "--tokenizer", "bytes", "--workers", 1, "--out", address)
+    assert f"packed data {address}" in (shown := braid("show", address).out)
+    assert "documents        9" in shown
+    assert "no packed data set at this address" in braid("show", f"{address}-not").err

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from braidlm.core.addresses import is_address
 from braidlm.core.devices import check_memory, choose_device
 from braidlm.core.errors import BraidError, collecting, did_you_mean, errors_at
 from braidlm.core.models.accounting import model_facts, skeleton
@@ -130,13 +131,13 @@ def show(
         facts = [show(one, overrides if one in recipes or not recipes else None, length) for one in x]
         return facts[0] if len(facts) == 1 else _comparison(facts)
     name = str(x)
-    if not _is_folder(x):
+    if not _is_folder(x) and not is_address(x):
         _check_recipe(name)
         data = compose_recipe(name, overrides)
         return study_facts(name, data, length) if is_study(data) else recipe_facts(name, data, length)
     if overrides:
         raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", name)
-    if is_packed(x):
+    if is_address(x) or is_packed(x):
         data = asdict(read_manifest(x))
         return {"kind": "data", **data, "name": name, "set": data.get("name"), "notes": [], "problems": []}
     facts = [

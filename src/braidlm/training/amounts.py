@@ -100,7 +100,9 @@ def repetition(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: 
 def never_read(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> str | None:
     """A message if a budget ends before documents that are read part by part are read to the last; None if not."""
     share, _ = _share_of_epoch(budget, streams, tokens_per_step)
-    if share >= 1 or all(stream.pacing.part_after(0) == 0 for stream in streams):
+    # Shards have no order of their own: which come last is random.
+    ordered = [stream for stream in streams if stream.data.manifest.shards is None]
+    if share >= 1 or all(stream.pacing.part_after(0) == 0 for stream in ordered):
         return None
     return (
         f"the budget of {budget} is {share:.0%} of an epoch, which reads documents in their order: the last ones are "
