@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import braidlm
+from braidlm.data.packing.prepare import prepare
 from braidlm.training.monitoring import speed
 
 
@@ -271,7 +272,7 @@ def test_a_misspelled_folder_is_told_from_a_misspelled_recipe(braid, model_folde
 def test_a_data_set_at_an_address(braid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     address = f"file://{tmp_path}/packed"
-    braid("prepare", "stories", "--documents", 9, "--tokenizer", "bytes", "--workers", 1, "--out", address)
+    prepare("stories", address, documents=9, tokenizer="bytes", workers=1)
     assert f"packed data {address}" in (shown := braid("show", address).out)
     assert "documents        9" in shown
     assert "no packed data set at this address" in braid("show", f"{address}-not").err
