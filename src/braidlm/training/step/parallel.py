@@ -95,7 +95,7 @@ class Watch:
             if lost and not self.ended.is_set():
                 sys.stderr.write(f"{LOST} ({', '.join(lost)}). {GO_ON}\n")
                 sys.stderr.flush()
-                os._exit(1)
+                os._exit(2)
 
     @staticmethod
     def _key(index: int) -> str:

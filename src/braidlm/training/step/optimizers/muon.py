@@ -62,9 +62,9 @@ class SpreadMuon(BatchedMuon):
         own = matrices[index * share : (index + 1) * share]
         padding = own.new_zeros(share - len(own), *own.shape[1:])
         made = super().orthogonalize(torch.cat((own, padding)), ns_steps)
-        together = made.new_empty(processes * share, *made.shape[1:])
-        dist.all_gather_into_tensor(together, made.contiguous(), group=self.group)
-        return together[: len(matrices)]
+        together = [torch.empty_like(made, memory_format=torch.contiguous_format) for _ in range(processes)]
+        dist.all_gather(together, made.contiguous(), group=self.group)
+        return torch.cat(together)[: len(matrices)]
 
 
 def _by_processes(matrices: Sequence[Tensor]) -> list[tuple[type[BatchedMuon], Set[Tensor]]]:
