@@ -1,5 +1,6 @@
 """Weights are those that were saved, and hold numbers; whatever else is said by name."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,13 @@ def test_a_lineage_of_another_shape_is_refused(folder: Path, lineage: dict[str, 
     write_json(folder / "lineage.json", lineage)
     with pytest.raises(BraidError, match=r"lineage\.json: '"):
         load_lineage(folder)
+
+
+def test_what_other_libraries_read_has_no_share_in_a_models_hash(folder: Path) -> None:
+    before, data = integrity.model_hash(folder), read_json(folder / "config.json")
+    assert data.pop("served_attention")["heads"] > 0
+    # As version 0.1 wrote it: runs that began with it know their teachers by this.
+    (folder / "config.json").write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
+    assert integrity.model_hash(folder) == before
+    write_json(folder / "config.json", data | {"vocab_size": 1 + data["vocab_size"]})
+    assert integrity.model_hash(folder) != before
