@@ -217,3 +217,10 @@ def test_a_launcher_can_send_hydras_registry_to_its_jobs(recipe: Path) -> None:
     """Submitit's jobs compare it with Hydra's own classes, and fail where one was replaced."""
     plan_sweep(str(recipe), ["seed=1,2"])
     assert SourcesRegistry.instance().types["file"].__module__.startswith("hydra.")
+
+
+def test_jobs_go_to_a_cluster_or_to_a_launcher(recipe: Path) -> None:
+    with pytest.raises(
+        BraidError, match="--cluster: jobs go to a cluster or to Hydra's launcher: hydra/launcher=basic"
+    ):
+        sweep(str(recipe), ["seed=1,2", "hydra/launcher=basic"], cluster="ray")

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from braidlm.cli.settings import add_settings, add_switches, given_settings, number
+from braidlm.cli.settings import add_cluster, add_settings, add_switches, given_settings, number
 from braidlm.core.console import show, show_json
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.model.config.ranges import CountOrZero, Layers
@@ -26,7 +26,7 @@ a word that is the name of a task, or of a suite of tasks (`braid list tasks`), 
 is ./NAME
 """
 PREFIX = "prune_"
-APART = ("paths", "without", "all_checkpoints", "leaderboard")
+APART = ("paths", "without", "all_checkpoints", "leaderboard", "cluster")
 """Options that are of no use for curves."""
 
 
@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ewok-text", action="store_true", help="with --leaderboard: also EWoK's, whose answers are its plain text")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
     add("--dtype", default="float32", choices=("float32", "bfloat16"), help="what products are computed in (float32)")
+    add_cluster(parser)
     add_settings(parser, Settings, "settings of tasks that use them")
     add_settings(parser, PruningOptions, "curves of pruned models", PREFIX)
 
@@ -85,7 +86,13 @@ def run(args: argparse.Namespace) -> None:
         show(f"{args.out}/{curves.name}.html")
         return
     evaluation = evaluate(
-        models, tasks, all_checkpoints=args.all_checkpoints, paths=args.paths, without=args.without, **options
+        models,
+        tasks,
+        all_checkpoints=args.all_checkpoints,
+        paths=args.paths,
+        without=args.without,
+        cluster=args.cluster,
+        **options,
     )
     written = args.leaderboard and write_babylm_results(evaluation, args.leaderboard, ewok_text=args.ewok_text)
     show_json(evaluation.facts())

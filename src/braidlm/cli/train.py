@@ -75,7 +75,7 @@ def _study(data: dict[str, Any], args: argparse.Namespace) -> None:
 def _sweep(args: argparse.Namespace) -> None:
     from braidlm.studies.sweep import show_sweep, sweep, swept
 
-    runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
+    runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh, cluster=args.cluster)
     show_sweep(runs)
     console.show_json({"runs": [record.run_facts() for record in swept(runs)]})
     failed = [run.label for run in runs if run.failed]

@@ -15,6 +15,7 @@ import torch
 from braidlm.core.console import progress, warn
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
+from braidlm.core.jobs import open_jobs
 from braidlm.core.models.folders import versions
 from braidlm.core.report.rendering import check_out, write
 from braidlm.evals.babylm.averages import babylm_averages
@@ -55,6 +56,7 @@ def evaluate(
     out: StrPath | None = None,
     device: str = "auto",
     dtype: Literal["float32", "bfloat16"] = "float32",
+    cluster: str | None = None,
 ) -> Evaluation:
     """Score models on tasks: folders, runs (their newest checkpoint, or all of them) or studies (all their models).
 
@@ -63,7 +65,8 @@ def evaluate(
     `data` is the folder in which tasks look for their data, `data_of` gives the data of single tasks; `harness` are
     tasks of lm-evaluation-harness, `harness_tasks` a folder of task files for it, `harness_shots` its number of
     examples; `paths` are the active ones, which each model must have, `without` are modules that are switched off;
-    `settings` are for tasks that use them; `out` is a folder for results, which also caches them.
+    `settings` are for tasks that use them; `out` is a folder for results, which also caches them. With `cluster` (`ray`
+    or `ray:ADDRESS`) each model is scored on a node of a Ray cluster, and needs `out`.
     """
     if isinstance(data, Mapping):
         what = "data is the folder in which every task looks for its data, and a mapping was given"
@@ -83,7 +86,9 @@ def evaluate(
         opened_harness = open_harness(name, folder, harness_shots)
         opened.append(_opened_task(f"{PREFIX}{name}", folder, opened_harness, opened_harness.about, settings))
     _check_settings(opened, settings)
-    device = choose_device(device)
+    if cluster is not None and out is None:
+        raise BraidError("jobs on a cluster write their results into a folder", "--cluster", "Give one: out=DIR.")
+    device = choose_device(device) if cluster is None else device
     if dtype not in DTYPES:
         raise BraidError(f"scores are computed in {' or '.join(DTYPES)}, not in {dtype}")
     if out is not None:
@@ -94,7 +99,10 @@ def evaluate(
     if run_tasks:
         check_runs(next(iter(run_tasks)), folders)
     cache = None if out is None else ResultCache(Path(out))
-    results = [_model_results(folder, opened, settings, cache, device, dtype) for folder in folders]
+    with open_jobs(cluster, out or "", None if device == "auto" else device) as jobs:
+        given = opened, settings, cache, device, dtype
+        scored = [jobs.start(f"{at}: {one.name}", _model_results, one, *given) for at, one in enumerate(folders, 1)]
+        results: list[ModelResults] = jobs.results(scored)
     evaluation = Evaluation(results, {task.name: task.facts for task in opened}, dtype, versions())
     for run, checkpoints in evaluation.runs.items() if run_tasks else ():
         evaluation.over_runs[run] = {name: data.score_run(name, checkpoints) for name, data in run_tasks.items()}
@@ -174,7 +182,7 @@ def _model_results(
         result = None if cache is None else cache.find(key)
         if result is None:
             if model is None:
-                scorer = Scorer(folder.load(device), dtype=DTYPES[dtype])
+                scorer = Scorer(folder.load(choose_device(device)), dtype=DTYPES[dtype])
                 model = EvaluatedModel(scorer, folder.tokenizer, folder.folder, settings)
             result = _evaluate_task(folder, task, model)
             if cache is not None:

@@ -19,8 +19,9 @@ from hydra.errors import HydraException
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError, collecting
-from braidlm.core.files import make_folder, write_json
+from braidlm.core.files import LockedError, make_folder, write_json
 from braidlm.core.hydra_changes import hydra_in
+from braidlm.core.jobs import Jobs, open_jobs
 from braidlm.core.recipes import compose_recipe, hydra_overrides, quoted, recipe_root
 from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import decode_study, is_study
@@ -48,40 +49,59 @@ class SweepRun:
     failed: bool = False
 
 
-def sweep(recipe: str, overrides: list[str], device: str | None = None, fresh: bool = False) -> list[SweepRun]:
-    """Run every combination, one after another unless a launcher says otherwise; one that fails stops no other."""
+def sweep(
+    recipe: str, overrides: list[str], device: str | None = None, fresh: bool = False, cluster: str | None = None
+) -> list[SweepRun]:
+    """Run every combination, one after another unless a launcher or a `cluster` (`ray` or `ray:ADDRESS`) says
+    otherwise; one that fails stops no other."""
     check_one_process("--multirun does not run under torchrun", "Start torchrun once for each combination.")
     runs = plan_sweep(recipe, overrides)
     todo = "out=DIR is another folder for the sweep."
     check_variants({run.label: run.recipe for run in runs}, fresh, todo)
-
-    def one(config: Any) -> int | None:
-        """Train the combination of a number; returns the number if the training failed."""
-        number: int = config[NUMBER]
-        run = runs[number]
-        console.say(f"Run {number + 1} of {len(runs)}: {run.label}")
-        sweep_folder = run.folder.parent
-        failure = sweep_folder / FAILURES / f"{run.label}.json"
-        try:
-            if is_study(run.recipe):
-                study(decode_study(run.recipe), device=device, fresh=fresh)
-            else:
-                train_to_end(run.recipe, device, fresh)
-            failure.unlink(missing_ok=True)
-            return None
-        except BraidError as error:
-            console.error([f"{run.label}: {error.lines()[0]}", *error.lines()[1:]])
-            make_folder(failure.parent)
-            write_json(failure, {"error": error.what.split("\n")[0], "recipe": run.recipe})
-            return number
-        finally:
-            if has_runs(sweep_folder):
-                gather_runs([sweep_folder], sweep_folder)  # those of earlier sweeps too
-
     own = [override.input_line for override in _parsed(overrides) if override.is_hydra_override()]
-    for number in _launch(own, runs, one):
+    if cluster is not None and own:
+        raise BraidError(
+            f"jobs go to a cluster or to Hydra's launcher: {own[0]}", "--cluster", "Leave out one of them."
+        )
+
+    def one(number: int, fresh: bool, jobs: Jobs) -> Any:
+        title = f"Run {number + 1} of {len(runs)}: {runs[number].label}"
+        return jobs.start(title, _run, number, runs[number], title, device, jobs.is_remote, fresh=fresh)
+
+    if cluster is None:
+        failed = _launch(own, runs, lambda config: one(config[NUMBER], fresh, Jobs()))
+    else:
+        sweep_folder = runs[0].folder.parent
+        with open_jobs(cluster, sweep_folder, device) as jobs:
+            failed = set(jobs.results([one(number, fresh, jobs) for number in range(len(runs))])) - {None}
+        gather_runs([sweep_folder], sweep_folder)
+    for number in failed:
         runs[number].failed = True
     return runs
+
+
+def _run(number: int, run: SweepRun, title: str, device: str | None, remote: bool, fresh: bool) -> int | None:
+    """Train one combination; returns its number if the training failed."""
+    console.say(title)
+    sweep_folder = run.folder.parent
+    failure = sweep_folder / FAILURES / f"{run.label}.json"
+    try:
+        if is_study(run.recipe):
+            study(decode_study(run.recipe), device=device, fresh=fresh)
+        else:
+            train_to_end(run.recipe, device, fresh)
+        failure.unlink(missing_ok=True)
+        return None
+    except BraidError as error:
+        if remote and isinstance(error, LockedError):
+            raise  # a lost process may hold the folder for a while
+        console.error([f"{run.label}: {error.lines()[0]}", *error.lines()[1:]])
+        make_folder(failure.parent)
+        write_json(failure, {"error": error.what.split("\n")[0], "recipe": run.recipe})
+        return number
+    finally:
+        if has_runs(sweep_folder):
+            gather_runs([sweep_folder], sweep_folder)  # those of earlier sweeps too
 
 
 def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
