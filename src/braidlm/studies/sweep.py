@@ -59,9 +59,10 @@ def sweep(
     todo = "out=DIR is another folder for the sweep."
     check_variants({run.label: run.recipe for run in runs}, fresh, todo)
     own = [override.input_line for override in _parsed(overrides) if override.is_hydra_override()]
-    if cluster is not None and own:
+    launcher = next((line for line in own if line.startswith(("hydra/launcher", "hydra.launcher"))), None)
+    if cluster is not None and launcher is not None:
         raise BraidError(
-            f"jobs go to a cluster or to Hydra's launcher: {own[0]}", "--cluster", "Leave out one of them."
+            f"jobs go to a cluster or to Hydra's launcher: {launcher}", "--cluster", "Leave out one of them."
         )
 
     def one(number: int, fresh: bool, jobs: Jobs) -> Any:
