@@ -15,6 +15,7 @@ import pytest
 from braidlm.core import jobs as jobs_module
 from braidlm.core.errors import BraidError
 from braidlm.core.jobs import Jobs, Place, open_jobs
+from braidlm.data.packing.prepare import prepare
 from braidlm.studies.decoding import TrainedModel, decode_study
 from braidlm.studies.running import run_study
 from tests.core.small_jobs import add, write_on_full_disk
@@ -96,6 +97,20 @@ def test_a_job_that_is_run_again_goes_on(tmp_path: Path) -> None:
     place = Place(os.getcwd(), str(tmp_path), jobs_module._versions(), quiet=True)
     assert place.run("a/b", dict, {"fresh": True}) == {"fresh": True}
     assert place.run("a/b", dict, {"fresh": True}) == {"fresh": False}
+
+
+def test_a_data_set_is_packed_by_a_cluster(cluster: Any, tmp_path: Path) -> None:
+    """Documents that a shard repeats of another are left out as here."""
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"A text of file {number}.\n\nThe same text in every file.\n")
+    reading = {"tokenizer": "bytes", "separator": "blank", "duplicates": "exact"}
+    here = prepare(str(tmp_path / "*.txt"), tmp_path / "here", workers=1, **reading)
+    there = prepare(str(tmp_path / "*.txt"), tmp_path / "there", cluster=f"ray:{cluster.address}", **reading)
+    assert here.manifest.documents == there.manifest.documents == 4
+    files = {file.name: file.read_bytes() for file in (tmp_path / "here").iterdir() if file.name.startswith("tokens")}
+    assert files == {name: (tmp_path / "there" / name).read_bytes() for name in files} != {}
+    with pytest.raises(BraidError, match="--workers: a cluster decides how many processes pack"):
+        prepare("stories", tmp_path / "other", cluster="ray", workers=2)
 
 
 @pytest.mark.slow

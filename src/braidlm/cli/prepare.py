@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-from braidlm.cli.settings import add_settings, number, options_of
+from braidlm.cli.settings import add_cluster, add_settings, number, options_of
 from braidlm.core.console import say, show_json
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, Positive, VocabularySize, Workers
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="the data set's name (the folder's, unless given)")
     add("--replace", action="store_true", help="replace an existing data set")
     add("--workers", type=number(Workers), metavar="N", help="processes (all cores, unless given)")
+    add_cluster(parser)
     add("--limit-documents", type=number(Count), metavar="N", help="take at most so many documents")
     add("--limit-words", type=number(Count), metavar="N", help="take whole documents up to so many words")
 

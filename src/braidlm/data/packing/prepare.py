@@ -19,6 +19,7 @@ from braidlm.core.addresses import is_address
 from braidlm.core.console import count, progress, say, warn
 from braidlm.core.errors import BraidError, check_folder_name
 from braidlm.core.files import explained_disk_errors, json_sha256, make_folder
+from braidlm.core.jobs import Jobs, open_jobs
 from braidlm.core.reading import given_path
 from braidlm.data.packing.filtering import check_rules, choose
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed
@@ -55,6 +56,7 @@ def prepare(
     replace: bool = False,
     shard_mb: float | None = None,
     wait: bool = False,
+    cluster: str | None = None,
     **reading: Any,
 ) -> PackedData:
     """Pack sources (files, folders, globs, addresses, built-in corpora, `hub:NAME`) into the folder `out`.
@@ -64,9 +66,11 @@ def prepare(
     folder or file, or a name on the Hub; with `begin` a trained one puts the token that ends a text before every text
     too, `space_before` a space. `reading` is how documents are read: the fields of `ReadOptions`. With a limit, only
     documents within it are read, also for training the tokenizer. Where another process prepares this folder, `wait`
-    waits for it and takes what it made.
+    waits for it and takes what it made. With `cluster` (`ray`, `ray:HOST:PORT`) its nodes pack the shards.
     """
     options = ReadOptions(**reading)
+    if cluster and workers:
+        raise BraidError("a cluster decides how many processes pack", "--workers", "Leave it out, or --cluster.")
     check_rules(options)
     decode(Workers | None, workers, "workers")
     source_list = [sources] if isinstance(sources, str | Path) else list(sources)
@@ -112,8 +116,10 @@ def prepare(
         if address is not None:
             publish_tokenizer(folder / "tokenizer", address, key)
         job = Job(folder, options, plan.shards, address, key)
-        left_out = _filter(job, workers or os.cpu_count() or 1)
-        packed = _pack(job, used, limit, workers or os.cpu_count() or 1)
+        processes = workers or os.cpu_count() or 1
+        with open_jobs(cluster, folder.parent, "cpu") as jobs:
+            left_out = _filter(job, processes, jobs)
+            packed = _pack(job, used, limit, processes, jobs)
         _report(packed, used, source_list)
         origin = {"sources": [str(source) for source in source_list], "reading": options.facts(), "key": key}
         origin |= {"left_out": left_out} if left_out else {}
@@ -151,7 +157,7 @@ def _finished(out: Path | str, key: str, replace: bool) -> PackedData | None:
     return None
 
 
-def _filter(job: Job, workers: int) -> dict[str, int]:
+def _filter(job: Job, workers: int, jobs: Jobs) -> dict[str, int]:
     """Decide which documents stay; how many are left out, by the reason."""
     if not job.options.filters:
         return {}
@@ -164,7 +170,7 @@ def _filter(job: Job, workers: int) -> dict[str, int]:
     read, total = 0.0, round(sum(job.shards[index].size for index in remaining) / MEGABYTE, 1)
     with (
         progress("looking for what is left out", total, "MB") as advance,
-        contextlib.closing(pack_all(looking, remaining, workers)) as finished,
+        contextlib.closing(pack_all(looking, remaining, workers, jobs)) as finished,
     ):
         for index, _ in finished:
             read += job.shards[index].size / MEGABYTE
@@ -174,7 +180,7 @@ def _filter(job: Job, workers: int) -> dict[str, int]:
     return left_out
 
 
-def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> list[ShardCounts]:
+def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int, jobs: Jobs) -> list[ShardCounts]:
     """Pack every unfinished shard; the counts of all shards in order, or of as many as the limit needs."""
     job.save()
     job.results.mkdir(exist_ok=True)
@@ -188,7 +194,7 @@ def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> li
     started, read, text = time.monotonic(), 0.0, 0.0
     with progress("packing", total, "MB") as advance:
         is_enough = bool(limit) and limit.reached_by(_in_order(known))
-        with contextlib.closing(pack_all(job, [] if is_enough else remaining, workers)) as packing:
+        with contextlib.closing(pack_all(job, [] if is_enough else remaining, workers, jobs)) as packing:
             for index, counts in packing:
                 known[index] = counts
                 read, text = read + job.shards[index].size / MEGABYTE, text + counts.bytes / MEGABYTE

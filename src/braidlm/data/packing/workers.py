@@ -5,6 +5,7 @@ line of JSON, so that packing works from scripts, notebooks, tests and `python -
 """
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -22,6 +23,7 @@ import numpy as np
 
 from braidlm.core.errors import INTERRUPTIONS, BraidError
 from braidlm.core.files import lock_or_refuse, lock_or_wait, make_folder, write_json, write_text
+from braidlm.core.jobs import Jobs
 from braidlm.core.reading import read_json, system_error
 from braidlm.data.packing.filtering import kept, look
 from braidlm.data.packing.packed_data import token_dtype
@@ -100,15 +102,38 @@ class Job:
         return {index: counts for index, counts in found.items() if counts is not None}
 
 
-def pack_all(job: Job, indices: Sequence[int], workers: int) -> Generator[tuple[int, ShardCounts], None, None]:
-    """Pack shards, yielding the counts of each when it is finished. Closing the iterator stops the work."""
-    if min(workers, len(indices)) <= 1:
+def pack_all(
+    job: Job, indices: Sequence[int], workers: int, jobs: Jobs
+) -> Generator[tuple[int, ShardCounts], None, None]:
+    """Pack shards, yielding the counts of each when it is finished. Closing the iterator stops the work.
+
+    On a cluster each shard is a job; else so many processes of this machine pack them.
+    """
+    if jobs.is_remote:
+        kind = "look at" if job.looks else "pack"
+        yield from jobs.finished(
+            {i: jobs.start(f"{kind} shard {i}", _pack_one, job.folder, i, gpus=0) for i in indices}
+        )
+    elif min(workers, len(indices)) <= 1:
         packer = job.packer()
         with _tokenizer_threads(workers > 1):
             for index in indices:
                 yield index, job.pack(index, packer)
     else:
         yield from _in_processes(job, indices, min(workers, len(indices)))
+
+
+def _pack_one(folder: Path, index: int) -> ShardCounts:
+    """A shard, packed by a process of a cluster, which keeps the job and its tokenizer for the next one."""
+    os.environ[THREADS] = "false"
+    job, packer = _loaded(folder.absolute(), (folder / JOB).stat().st_mtime_ns)
+    return job.pack(index, packer)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(folder: Path, written: int) -> tuple[Job, Packer]:
+    job = Job.load(folder)
+    return job, job.packer()
 
 
 def _in_processes(job: Job, indices: Sequence[int], workers: int) -> Iterator[tuple[int, ShardCounts]]:
