@@ -23,7 +23,8 @@ from braidlm.core.models.presets import config_from
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.monitoring.speed import PEAK_BF16, TRAINING_FLOPS
+from braidlm.training.machines import PEAK_BF16
+from braidlm.training.monitoring.speed import TRAINING_FLOPS
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper

@@ -177,7 +177,7 @@ def test_one_table_and_one_picture_of_every_checkpoint(results: StudyResults) ->
     page = (folder / "report.html").read_text()
     assert "words seen" in page
     assert "Models trained from scratch on the same batches" in page
-    assert page.count("Bits per byte during the training") == 1
+    assert page.count("Bits per byte during the training</h2>") == 1
 
 
 def test_what_would_be_said_twice_is_said_once(results: StudyResults) -> None:

@@ -54,7 +54,7 @@ SHA_256 = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from braidlm.training.plan import Machines
+    from braidlm.training.machines import Machines
 
     parser.add_argument("x", metavar="X", help="a recipe's name or file, or a model, run, study or data folder")
     parser.add_argument(
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from braidlm.studies.show import show
-    from braidlm.training.plan import Machines
+    from braidlm.training.machines import Machines
 
     others, overrides = names_and_overrides(args.overrides)
     told = given_settings(args, Machines)

@@ -36,6 +36,7 @@ from braidlm.studies.steps import DistilStep, EditStep
 from braidlm.studies.study import Study
 from braidlm.studies.study_plan import StudyPlan
 from braidlm.training.decoder import plan_decoder_run
+from braidlm.training.machines import Machines
 from braidlm.training.monitoring.speed import (
     TOKENS_PER_WORD,
     TRAINING_FLOPS,
@@ -43,7 +44,7 @@ from braidlm.training.monitoring.speed import (
     training_seconds,
     training_speed,
 )
-from braidlm.training.plan import Machines, plan_training
+from braidlm.training.plan import plan_training
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.start_from import data_of, open_decoder
 

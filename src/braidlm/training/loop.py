@@ -127,11 +127,9 @@ class Trainer:
         """Find problems that would show only later in the run."""
         if self.recipe.samples.prompts:
             encode_prompts(self.data.tokenizer, self.recipe.samples.prompts)
-            if self.recipe.training.parallel.experts > 1:
-                what = (
-                    "samples.prompts: processes that share experts may draw other tokens, and then wait for each other"
-                )
-                raise BraidError(what, todo="Leave out samples.prompts, or training.parallel.experts.")
+            if self.stepper.layout is not None and self.stepper.layout.experts > 1:
+                what = "samples.prompts: processes that share experts may draw other tokens, and wait for each other"
+                raise BraidError(what, todo="Leave it out, or let every process have all experts.")
         if not self.rank.is_main:
             return
         training, length = self.recipe.training, self.loader.length

@@ -14,15 +14,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from braidlm.core.devices import training_state_bytes, weights_bytes
-from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.config.ranges import Count, Positive
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import freeze
 from braidlm.model.routing.router import RoutedExperts, TopKRouter
 from braidlm.model.routing.stacked import StackedLinear
-from braidlm.training.monitoring.speed import GPU_MEMORY, PEAK_BF16, TRAINING_FLOPS, tokens_of
+from braidlm.training.machines import GPU_MEMORY, PEAK_BF16, Machines
+from braidlm.training.monitoring.speed import TRAINING_FLOPS, tokens_of
 from braidlm.training.recipe import Recipe
 from braidlm.training.step.objective import Objective
 from braidlm.training.step.sharding import Layout, alone_with_parameters, fitting, layout_of
@@ -33,26 +33,6 @@ USABLE = 0.92
 GATHERED, SUMMED = 2, 4
 """Bytes of a weight as it is gathered, in bf16, and of its gradient as it is added up, in float32."""
 MAX_GPUS = 1 << 16
-
-
-@dataclass
-class Machines:
-    """What a plan is told of the machines."""
-
-    gpu: str = "H200"
-    """The GPU, by the name in its data sheet: H200, H100, A100, L40S, L4 and others."""
-    per_machine: Count = 8
-    """GPUs of one machine."""
-    within: Positive = 450.0
-    """GB/s that a GPU sends to others of its machine: 450 is NVLink of an H100 or H200; PCIe 4 has about 25."""
-    between: Positive = 50.0
-    """GB/s that a GPU sends to other machines: 50 is a network card of 400 Gb/s for each GPU."""
-    utilisation: Positive = 0.3
-    """The share of the GPU's bf16 peak that is reached while it computes: the MFU of a run's log."""
-
-    def __post_init__(self) -> None:
-        if self.gpu not in GPU_MEMORY:
-            raise BraidError(f"--gpu: '{self.gpu}' is not known.{did_you_mean(self.gpu, GPU_MEMORY)}")
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,9 @@ from braidlm.training.step.parallel import Rank, join_group, main_first
 from braidlm.training.step.sharding import shards_of
 from braidlm.training.trainable import Trainable, TrainableBraid
 
+MAX_PROCESSES = 1 << 16
+"""More than any run has: a position that says more is damaged."""
+
 
 @dataclass
 class Run:
@@ -117,10 +120,12 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
 
 def with_rows_of_run(recipe: Recipe, folder: Path, rank: Rank) -> Recipe:
     """The recipe with as many rows in a step as the run in its folder has, which other processes may have begun."""
-    training, rows = recipe.training, Checkpoints(folder, rank, None).rows_of_a_step()
-    if rows in (None, training.batch * training.accumulation * rank.world_size):
+    training, rows = recipe.training, Checkpoints(folder, rank, None).rows_of_a_step() or 0
+    of_one = training.batch * training.accumulation
+    begun_by = rows // of_one if rows % of_one == 0 else 0
+    if begun_by == rank.world_size or not 0 < begun_by <= MAX_PROCESSES:  # else the position is refused as it is read
         return recipe
-    own, rest = divmod(rows or 0, rank.world_size)
+    own, rest = divmod(rows, rank.world_size)
     if rest:
         what = f"a step of this run has {rows} rows, which do not divide among {rank.world_size} processes"
         raise BraidError(what, str(folder), "Start another number of processes.")
@@ -137,7 +142,7 @@ def _make_trainable(loaded: LoadedRecipe, data: OpenData, rank: Rank) -> Trainab
     if loaded.recipe.decoder is not None:
         return make_decoder(loaded.recipe, data, rank.device)
     model, training = _make_model(loaded, data, rank), loaded.recipe.training
-    if shards_of(training.parallel, model, rank) == 1:  # else each process moves its part alone
+    if shards_of(training, model, rank) == 1:  # else each process moves its part alone
         model = model.to(rank.device)
     freeze(model, training.freeze)
     if training.train == "gates":
@@ -228,7 +233,7 @@ def _check_memory(config: BraidConfig, loaded: LoadedRecipe, rank: Rank) -> None
         train_gates_alone(model)
     if loaded.recipe.training.lora is not None:
         model.requires_grad_(False)  # adapters are small, and nothing else has gradients
-    check_training_fits(model, rank.device, shards_of(loaded.recipe.training.parallel, model, rank))
+    check_training_fits(model, rank.device, shards_of(loaded.recipe.training, model, rank))
 
 
 def _make_model(loaded: LoadedRecipe, data: OpenData, rank: Rank) -> BraidForCausalLM:

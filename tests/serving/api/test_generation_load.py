@@ -20,6 +20,9 @@ def test_every_good_request_gets_its_text_and_nothing_is_left(chat_model: Path) 
         assert load.beats > 1
         until(server.all_rows_are_free)
         until(lambda: not server.server.server_state.tasks and not server.server.server_state.connections)
-        gc.collect()
-        left = [one for one in gc.get_objects() if isinstance(one, Completion)]
-        assert len(left) <= 1  # the engine's thread may have the last one in hand
+        until(lambda: completions() <= 1)  # the engine's thread may have the last one in hand
+
+
+def completions() -> int:
+    gc.collect()
+    return sum(isinstance(one, Completion) for one in gc.get_objects())

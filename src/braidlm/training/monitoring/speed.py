@@ -8,18 +8,7 @@ import torch
 from braidlm.core.console import count
 from braidlm.core.devices import choose_device
 from braidlm.training.amounts import Amount
-
-PEAK_BF16 = {
-    "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12,
-    "A10G": 70e12, "A10": 125e12,
-    "RTX 4090": 165e12, "RTX 3090": 71e12, "RTX A6000": 155e12, "V100": 125e12, "T4": 65e12,
-}  # fmt: skip
-"""Dense bf16 (or fp16 where there is no bf16) FLOP/s of the matrix units, by the vendors' data sheets."""
-GPU_MEMORY = {
-    "H200": 141, "H100": 80, "A100": 80, "L40S": 48, "L40": 48, "L4": 24, "A10G": 24, "A10": 24,
-    "RTX 4090": 24, "RTX 3090": 24, "RTX A6000": 48, "V100": 32, "T4": 16,
-}  # fmt: skip
-"""GB of memory, of the larger kind where there are two."""
+from braidlm.training.machines import PEAK_BF16
 
 TOKENS_PER_WORD = 1.4
 """The tokens of an English word under a tokenizer of 16k tokens: assumed until the data is prepared."""

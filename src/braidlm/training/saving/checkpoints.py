@@ -162,7 +162,7 @@ class Checkpoints:
     def rows_of_a_step(self) -> int | None:
         """How many rows all processes together train in a step of the run that is there, if it says so."""
         for name in reversed(self._in_order()):
-            with contextlib.suppress(BraidError, KeyError, TypeError):
+            with contextlib.suppress(BraidError, KeyError, TypeError, ValueError, OverflowError):
                 return int(read_json(self.states / name / POSITION)["loader"]["global_rows"])
         return None
 

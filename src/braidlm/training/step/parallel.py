@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
@@ -128,6 +129,13 @@ def broadcast(value: T, rank: Rank) -> T:
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+def take_from_main(module: nn.Module, rank: Rank) -> None:
+    """Give the parameters and buffers of a module the values that they have in the main process."""
+    if rank.world_size > 1:
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, src=0)
 
 
 def main_first(make: Callable[[], T], rank: Rank) -> T:

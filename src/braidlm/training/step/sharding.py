@@ -107,9 +107,9 @@ def layout_of(config: ParallelConfig, world: int, here: int) -> Layout:
 Weights = Literal["replicated", "sharded", "hybrid"]
 
 
-def shards_of(config: ParallelConfig, model: nn.Module, rank: Rank) -> int:
-    """Over how many processes each weight of a model (a skeleton will do) is spread."""
-    layout = choose_layout(config, model, rank)
+def shards_of(training: Any, model: nn.Module, rank: Rank) -> int:
+    """Over how many processes a training spreads each weight of a model (a skeleton will do)."""
+    layout = choose_layout(training.parallel, model, rank)
     return 1 if layout is None else layout.shards
 
 

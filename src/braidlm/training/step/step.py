@@ -21,7 +21,7 @@ from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.compute import autocast
 from braidlm.training.step.objective import BatchLosses
 from braidlm.training.step.optimizers.contract import Optimizer, optimizers
-from braidlm.training.step.parallel import Rank
+from braidlm.training.step.parallel import Rank, take_from_main
 from braidlm.training.step.sharding import (
     Layout,
     choose_layout,
@@ -89,6 +89,8 @@ class Stepper:
         self.features = make_features(Setup(model, config, rank, dtype)) if features is None else list(features)
         self.extra = {one.kind: one for one in self.features if isinstance(one, ExtraLoss)}
         """What is added to the text's loss."""
+        for loss in self.extra.values():
+            take_from_main(loss, rank)  # each process has drawn first values of its own
         self.use_graph = on_gpu and self.layout is None and config.graph is not False
         self.use_graph = self.use_graph and trained.capturable and all(one.capturable for one in self.features)
         if config.activation_checkpointing:
