@@ -267,7 +267,7 @@ def test_two_models_of_different_tokenizers(view: View) -> None:
 
 
 def test_a_text_as_long_as_the_model_reads(view: View) -> None:
-    page = view.open(model="paths", prompt="x" * 150, max_tokens=150)
+    page = view.open(model="paths", prompt="x" * 150, max_tokens=150, temperature=0)
     button(page, "Continue").click()
     expect(page.get_by_role("status").filter(has_text="The model reads no longer text.")).to_be_visible()
     expect(button(page, "Go on")).to_be_disabled()

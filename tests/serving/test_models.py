@@ -12,7 +12,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
 from braidlm.core.models.runs import CHECKPOINTS, RECIPE
 from braidlm.serving import models as module
-from braidlm.serving.engine import Request
+from braidlm.serving.engine import Engine, Request
 from braidlm.serving.models import ServedModels, UnknownModel
 from tests.serving.engines import GREEDY, save_tiny
 
@@ -123,23 +123,36 @@ def test_many_first_uses_open_a_model_once(model: Path) -> None:
     use(model, at_once)
 
 
+class HeldEngine(Engine):
+    """An engine that can be busy for as long as a test wants."""
+
+    held = False
+
+    @property
+    def running(self) -> int:
+        return super().running + self.held
+
+
 def test_idle_models_leave_memory_and_busy_ones_do_not(model: Path, tmp_path: Path) -> None:
     copies(model, tmp_path, "a", "b", "c")
 
     async def one_after_another(models: ServedModels) -> None:
         first = await models.engine("a")
+        assert isinstance(first, HeldEngine)
+        first.held = True
         text = first.submit(Request((1, 2), 20, GREEDY, ignore_eos=True))
         await models.engine("b")
         assert set(models.engines) == {"a", "b"}
         tokens = [token async for some in text.tokens() for token in some]
         assert len(tokens) == 20
+        first.held = False
         while first.running:
             await asyncio.sleep(0)
         await models.engine("c")
         assert list(models.engines) == ["c"]
         assert await models.engine("a") is not first
 
-    use(tmp_path, one_after_another, keep=1)
+    use(tmp_path, one_after_another, keep=1, make_engine=HeldEngine)
 
 
 def test_a_run_is_its_newest_checkpoint(model: Path, tmp_path: Path) -> None:
