@@ -46,25 +46,16 @@ MAX_WAITING = 64
 def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
     """All endpoints; what computes does so on the engine's thread of its model, between two steps of generation."""
     api = APIRouter()
+    _model_routes(api, models, folders)
+    _text_routes(api, models)
+    _run_routes(api, models, folders)
+    return api
+
+
+def _model_routes(api: APIRouter, models: ServedModels, folders: ServedFolders) -> None:
     parts = ModelParts()
     facts: dict[Path, Any] = {}
     """By the folder of a model, because finding them reads all of it."""
-    one_comparison = asyncio.Semaphore(1)
-    """Two predictions of a whole text may take half a gigabyte."""
-    asked = 0
-    """How many requests are about a text just now."""
-
-    @contextmanager
-    def place() -> Iterator[None]:
-        """One of so many requests that may wait for a model."""
-        nonlocal asked
-        if asked >= MAX_WAITING:
-            raise Busy(f"{asked} requests look into models already, as many as may", todo="Try again later.")
-        asked += 1
-        try:
-            yield
-        finally:
-            asked -= 1
 
     @api.get("/braid/models", tags=["models"])
     def served_models() -> ModelsAnswer:
@@ -87,6 +78,25 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
         model = models.find(name)
         graph = lineage_graph(model.opened.title, model.opened.lineage, folders.lineage_of)
         return LineageAnswer.model_validate(graph, from_attributes=True)
+
+
+def _text_routes(api: APIRouter, models: ServedModels) -> None:
+    one_comparison = asyncio.Semaphore(1)
+    """Two predictions of a whole text may take half a gigabyte."""
+    asked = 0
+    """How many requests are about a text just now."""
+
+    @contextmanager
+    def place() -> Iterator[None]:
+        """One of so many requests that may wait for a model."""
+        nonlocal asked
+        if asked >= MAX_WAITING:
+            raise Busy(f"{asked} requests look into models already, as many as may", todo="Try again later.")
+        asked += 1
+        try:
+            yield
+        finally:
+            asked -= 1
 
     @api.post("/braid/tokens", tags=["tokens"])
     def tokens(body: TokensBody) -> TokensAnswer:
@@ -141,6 +151,8 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
 
                 return await _written(answer)
 
+
+def _run_routes(api: APIRouter, models: ServedModels, folders: ServedFolders) -> None:
     @api.get("/braid/runs", tags=["runs"])
     def runs() -> RunsAnswer:
         """The runs and reports in the folders that the server was started with; new ones appear within seconds."""
@@ -164,8 +176,6 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
     def report_page(report: str) -> HTMLResponse:
         """A report as a page, without an origin: whatever is in it reaches neither this server nor another."""
         return HTMLResponse(folders.report(report), headers={"Content-Security-Policy": REPORT_POLICY})
-
-    return api
 
 
 async def _predicted(models: ServedModels, name: str, ids: Sequence[int], switches: Switches) -> Any:
