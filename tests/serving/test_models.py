@@ -63,10 +63,10 @@ def test_names_are_short_and_their_own(model: Path, tmp_path: Path) -> None:
     one, other = copies(model, tmp_path, "a/tiny", "b/tiny")
     study = tmp_path / "study"
     copies(model, study / "seed-1", "x", "y")
-    assert ServedModels(one).names == ["tiny"]
-    assert ServedModels([one, other]).names == ["a/tiny", "b/tiny"]
-    assert ServedModels(study).names == ["x", "y"]
-    assert ServedModels([study, one]).names == ["x", "y", "tiny"]
+    assert list(ServedModels(one).served) == ["tiny"]
+    assert list(ServedModels([one, other]).served) == ["a/tiny", "b/tiny"]
+    assert list(ServedModels(study).served) == ["x", "y"]
+    assert list(ServedModels([study, one]).served) == ["x", "y", "tiny"]
 
 
 def test_a_folder_of_runs_serves_all_that_is_in_it(model: Path, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_folder_of_runs_serves_all_that_is_in_it(model: Path, tmp_path: Path) 
     (tmp_path / "notes").mkdir()
     (tmp_path / ".hidden").mkdir()
     models = ServedModels(tmp_path)
-    assert models.names == ["made", "x", "young"]
+    assert list(models.served) == ["made", "x", "young"]
     assert not any(served.named for served in models.served.values())
 
 

@@ -41,22 +41,18 @@ class ChatTemplate:
 
         marked = [{key: as_text(text) for key, text in message.items()} for message in messages]
         ids: list[Any] = []
-        for piece in re.split(f"({names})", self._render(marked)):
+        roles = {f"{role}_token": token for role, token in self.tokenizer.special.roles().items()}
+        options: dict[str, Any] = {"chat_template": self.source, "add_generation_prompt": True, **roles}
+        try:
+            rendered: Any = render_jinja_template([marked], **options)
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise BraidError(f"the model's chat template does not take these messages: {error}") from None
+        for piece in re.split(f"({names})", rendered[0][0]):
             if special.get(piece) is not None:
                 ids.append(special[piece])
             elif piece:
                 ids += self.tokenizer.encode(piece.replace(mark, ""))
         return ids
-
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        roles = {f"{role}_token": token for role, token in self.tokenizer.special.roles().items()}
-        try:
-            rendered: Any = render_jinja_template(
-                [messages], chat_template=self.source, add_generation_prompt=True, **roles
-            )
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise BraidError(f"the model's chat template does not take these messages: {error}") from None
-        return rendered[0][0]  # type: ignore[no-any-return]
 
 
 def chat_template(opened: OpenedModel) -> ChatTemplate | None:

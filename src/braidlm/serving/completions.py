@@ -138,9 +138,7 @@ class Mailbox:
         """The engine's, after each step: let the loop know, unless it knows already."""
         if self.ready and not self._called:
             self._called = True
-            with contextlib.suppress(
-                RuntimeError, ReferenceError
-            ):  # the loop is closed or gone, and nobody reads any more
+            with contextlib.suppress(RuntimeError, ReferenceError):  # the loop is closed or gone: nobody reads any more
                 self.loop.call_soon_threadsafe(self._wake_readers)
 
     def _wake_readers(self) -> None:

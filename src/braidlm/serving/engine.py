@@ -19,7 +19,7 @@ from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.opened_model import OpenedModel
-from braidlm.serving.completions import Completion, Mailbox, NewToken, Request
+from braidlm.serving.completions import Completion, NewToken, Request
 from braidlm.serving.lanes import Lane
 from braidlm.serving.switches import PartSwitches, Switches
 
@@ -56,13 +56,14 @@ class Engine:
         self.limit = min(limits, default=max(opened.context or 0, LENGTH))
         """The longest text in tokens."""
         self.most_waiting, self.tokens_generated = waiting, 0
-        self.ends = _ends(self.model, self.tokenizer.eos_id)
-        """The tokens that end a text, and are no part of it."""
+        named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        ends = (self.tokenizer.eos_id, *(named if isinstance(named, list) else [named]))
+        self.ends = frozenset(token for token in ends if token is not None)
+        """The tokens that end a text and are no part of it: also those that a model names, such as a chat turn's."""
         self._parts = PartSwitches(self.model)
         self._make_decoder, self.facts = _decoding(self.model, rows, self.limit)
         self.rows = int(self.facts["rows"])
         self._lanes: dict[Switches, Lane] = {}
-        """The one that was used last is the last."""
         self._checked: set[Switches] = {AS_THE_FOLDER_SAYS}
         self._checker: PartSwitches | None = None
         self._changed = threading.Condition()
@@ -90,7 +91,15 @@ class Engine:
 
     def submit(self, request: Request) -> Completion:
         """Ask for the continuation of a text; `Busy` where too many wait, and an error for what cannot be done."""
-        self._check(request)
+        tokens, vocabulary = len(request.prompt), self.opened.vocab_size
+        if not tokens or not all(0 <= token < vocabulary for token in request.prompt):
+            raise BraidError(f"a prompt is to have tokens from 0 to {vocabulary - 1}")
+        if request.max_tokens < (0 if request.prompt_logprobs else 1):
+            raise BraidError(f"max_tokens: expected a number above 0, got {request.max_tokens}")
+        if tokens >= self.limit + (request.max_tokens == 0):
+            what = f"the prompt has {tokens} tokens, and the model's limit is {self.limit}"
+            raise BraidError(what, todo="Shorten the prompt.")
+        self.check_switches(request.switches)
         request = replace(request, sampling=without_pauses(request.sampling, self.tokenizer))
         completion = Completion(request, self._cancel)
         with self._changed:
@@ -102,17 +111,6 @@ class Engine:
             self._waiting.append(completion)
             self._changed.notify()
         return completion
-
-    def _check(self, request: Request) -> None:
-        tokens, vocabulary = len(request.prompt), self.opened.vocab_size
-        if not tokens or not all(0 <= token < vocabulary for token in request.prompt):
-            raise BraidError(f"a prompt is to have tokens from 0 to {vocabulary - 1}")
-        if request.max_tokens < (0 if request.prompt_logprobs else 1):
-            raise BraidError(f"max_tokens: expected a number above 0, got {request.max_tokens}")
-        if tokens >= self.limit + (request.max_tokens == 0):
-            what = f"the prompt has {tokens} tokens, and the model's limit is {self.limit}"
-            raise BraidError(what, todo="Shorten the prompt.")
-        self.check_switches(request.switches)
 
     def check_switches(self, switches: Switches) -> None:
         """Refuse unknown names, before a request waits."""
@@ -157,7 +155,9 @@ class Engine:
         while self._wait():
             self._do_work()
             if self._stopping:
-                self._cancel_all()
+                running = [text.completion for lane in self._lanes.values() for text in lane.texts.values()]
+                for completion in (*self._waiting, *running):
+                    completion.cancelled = True
             self._begin_texts()
             touched: list[Completion] = []
             for lane in list(self._lanes.values()):
@@ -165,11 +165,6 @@ class Engine:
                 self._advance(lane)
             self._post(touched)
             self._drop_idle()
-
-    def _cancel_all(self) -> None:
-        running = [text.completion for lane in self._lanes.values() for text in lane.texts.values()]
-        for completion in (*self._waiting, *running):
-            completion.cancelled = True
 
     def _wait(self) -> bool:
         """Wait for something to do; false where nothing more will come."""
@@ -206,16 +201,15 @@ class Engine:
                 completion.end("cancelled")
             else:
                 try:
-                    request = completion.request
-                    self._lane(request.switches).begin(completion, Chooser(request.sampling, request.top_logprobs))
+                    request, switches = completion.request, completion.request.switches
+                    lane = self._lanes.pop(switches, None) or Lane(
+                        switches, self._make_decoder(), self.ends, self.limit
+                    )
+                    self._lanes[switches] = lane  # the one that was used last is the last
+                    lane.begin(completion, Chooser(request.sampling, request.top_logprobs))
                 except Exception as error:  # this request's alone: no memory for its cache, say
                     completion.end(None, error)
             self._post([completion])
-
-    def _lane(self, switches: Switches) -> Lane:
-        found = self._lanes.pop(switches, None)
-        self._lanes[switches] = found or Lane(switches, self._make_decoder(), self.ends, self.limit)
-        return self._lanes[switches]
 
     def _advance(self, lane: Lane) -> None:
         if lane.is_idle:
@@ -235,16 +229,8 @@ class Engine:
             del self._lanes[switches]
 
     def _post(self, completions: list[Completion]) -> None:
-        mailboxes: dict[Mailbox, None] = {c.mailbox: None for c in completions if c.mailbox is not None}
-        for mailbox in mailboxes:
+        for mailbox in {c.mailbox: None for c in completions if c.mailbox is not None}:
             mailbox.post()
-
-
-def _ends(model: Any, eos_id: int | None) -> frozenset[int]:
-    """The tokens that end a text: the tokenizer's, and those that a model names, such as that of a turn of a chat."""
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    several = named if isinstance(named, list) else [named]
-    return frozenset(token for token in (eos_id, *several) if token is not None)
 
 
 def _decoding(model: Any, rows: int, length: int) -> tuple[Callable[[], RowDecoder], dict[str, Any]]:

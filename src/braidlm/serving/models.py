@@ -69,11 +69,6 @@ class ServedModel:
                 self._opened.hub, self._opened.name = self.hub, self.name
         return self._opened
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether requests are running or waiting."""
-        return self.lock.locked() or (self.engine is not None and self.engine.running + self.engine.waiting > 0)
-
 
 class ServedModels:
     """All models of one server. Its methods belong to the server's event loop, except for `served` and `folders`."""
@@ -123,11 +118,6 @@ class ServedModels:
         own = [ServedModel(short, source, named=sources[source]) for short, source in short_names([*sources]).items()]
         return [*own, *hub]
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all models."""
-        return list(self.served)
-
     def find(self, name: str) -> ServedModel:
         """The model of a name; what a request says is only ever looked up here, and never a path."""
         if (model := self.served.get(name)) is None:
@@ -159,7 +149,8 @@ class ServedModels:
     def _make_room(self, current: ServedModel) -> None:
         """Let idle models that were not used for longest leave memory, beyond those that are kept."""
         loaded = [model for model in self.served.values() if model.engine is not None]
-        idle = [model for model in loaded if not model.is_busy and model is not current]
+        idle = [model for model in loaded if not model.lock.locked() and model is not current]
+        idle = [model for model in idle if model.engine and not model.engine.running + model.engine.waiting]
         for model in sorted(idle, key=lambda model: model.used)[: max(0, len(loaded) - self.keep)]:
             assert model.engine is not None
             self._retire(model.engine)

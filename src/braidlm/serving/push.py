@@ -8,6 +8,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import CommitOperationAdd, HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id
+
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.card import (
@@ -106,24 +110,31 @@ def push(
     `licence`, `language` and `tags` go to the card. With `dry_run` nothing is sent.
     """
     _check_name(name)
-    token = None if dry_run else _token(name)
+    if not dry_run and get_token() is None:
+        raise BraidError("you are not logged in to the Hub", name, LOG_IN)
     opened = open_model(model)
     _check(opened)
-    plan = _planned(opened, name, results, licence, language, tags)
-    plan.private, plan.revision = private, revision or "main"
-    plan.message = message or f"{opened.title}, pushed with Braid"
+    folder = opened.folder
+    inside = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    chosen = [path for path in inside if path.is_file() and any(fnmatch(path.name, one) for one in PUSHED)]
+    left_out = [path.name for path in inside if path not in chosen and path.name != CARD]
+    stated = _licence(opened, licence)
+    found, evaluated = _results(opened, results)
+    card = _card(opened, name.split("/")[-1], stated, evaluated, language or [], tags or [])
+    notes = [] if stated else [f"licence: {NO_LICENCE} `--licence mit` states it for the card."]
+    notes += [] if found is None else [f"evaluation results: {found}"]
+    files = {path.name: path.stat().st_size for path in chosen} | {CARD: len(card.encode())}
+    message = message or f"{opened.title}, pushed with Braid"
+    plan = Push(name, str(folder), private, revision or "main", message, files, left_out, card, found, notes)
     for line in plan.lines():
         (console.show if dry_run else console.say)(line)
-    if token is not None:
-        _send(plan, opened.folder, token)
+    if not dry_run:
+        _send(plan, folder)
         console.show(f"pushed: {plan.url}")
     return plan
 
 
 def _check_name(name: str) -> None:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
     try:
         validate_repo_id(name)
     except HFValidationError as error:
@@ -142,63 +153,45 @@ def _check(opened: OpenedModel) -> None:
     files = sorted(opened.folder.glob("*.safetensors"))
     if not files:
         todo = "Load it with transformers and save it again, which writes model.safetensors."
-        raise BraidError(
-            "this folder has no weights in safetensors, and Braid pushes no pickle", str(opened.folder), todo
-        )
+        what = "this folder has no weights in safetensors, and Braid pushes no pickle"
+        raise BraidError(what, str(opened.folder), todo)
     for path in files:
         check_finite(path)
 
 
-def _planned(
+def _card(
     opened: OpenedModel,
-    name: str,
-    results: StrPath | None,
+    title: str,
     licence: str | None,
-    language: Sequence[str] | None,
-    tags: Sequence[str] | None,
-) -> Push:
-    folder, title = opened.folder, name.split("/")[-1]
-    inside = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    chosen = [path for path in inside if path.is_file() and any(fnmatch(path.name, one) for one in PUSHED)]
-    left_out = [path.name for path in inside if path not in chosen and path.name != CARD]
-    stated = _licence(opened, licence)
-    told, text = _card(opened, title, stated)
-    told |= {"license": stated} if stated else {}
-    if all_tags := dict.fromkeys([*_listed(told.get("tags")), *(tags or [])]):
-        told["tags"] = list(all_tags)
-    if language:
-        told["language"] = list(language)
-    found, evaluated = _results(opened, results)
-    if evaluated is not None:
-        told["model-index"] = model_index(title, *evaluated)
-        text = f"{text.rstrip()}\n\n{results_section(evaluated[0])}"
-    card = written_card(told, text)
-    notes = [] if stated else [f"licence: {NO_LICENCE} `--licence mit` states it for the card."]
-    notes += [] if found is None else [f"evaluation results: {found}"]
-    files = {path.name: path.stat().st_size for path in chosen} | {CARD: len(card.encode())}
-    return Push(
-        name, str(folder), None, "main", "", files, left_out, card, None if found is None else str(found), notes
-    )
-
-
-def _card(opened: OpenedModel, title: str, licence: str | None) -> tuple[dict[str, Any], str]:
-    """What the card tells the Hub, and its text: the folder's own, or a new one where nobody has changed it."""
+    evaluated: tuple[Any, Any] | None,
+    language: Sequence[str],
+    tags: Sequence[str],
+) -> str:
+    """The folder's own card, or a new one where nobody has changed it, with what is stated now."""
     folder, lineage = opened.folder, opened.lineage
     told, text = read_card(folder)
     if lineage is None:
-        known = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-        return known | told, text or f"# {title}\n"
-    model: Any = opened.info.model if isinstance(opened, OpenedBraid) and not opened.is_bridged else None
-    if not text or (folder / CARD).read_text(encoding="utf-8") == model_card(folder.name, lineage, model):
-        named = lineage | ({"licence": licence} if licence else {})
-        text = without_front_matter(model_card(title, named, model))
-    base = getattr(opened, "base", None)  # of adapters
-    bases = {} if base is None else {"base_model": [base.hub]}
-    return front_matter(lineage) | bases | {key: value for key, value in told.items() if value}, text
-
-
-def _listed(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else [str(item) for item in value or []]
+        told = {"library_name": "transformers", "pipeline_tag": "text-generation"} | told
+        text = text or f"# {title}\n"
+    else:
+        model: Any = opened.info.model if isinstance(opened, OpenedBraid) and not opened.is_bridged else None
+        if not text or (folder / CARD).read_text(encoding="utf-8") == model_card(folder.name, lineage, model):
+            named = lineage | ({"licence": licence} if licence else {})
+            text = without_front_matter(model_card(title, named, model))
+        base = getattr(opened, "base", None)  # of adapters
+        bases = {} if base is None else {"base_model": [base.hub]}
+        told = front_matter(lineage) | bases | {key: value for key, value in told.items() if value}
+    if licence:
+        told["license"] = licence
+    own = told.get("tags") or []
+    if all_tags := dict.fromkeys([*([own] if isinstance(own, str) else map(str, own)), *tags]):
+        told["tags"] = list(all_tags)
+    if language:
+        told["language"] = list(language)
+    if evaluated is not None:
+        told["model-index"] = model_index(title, *evaluated)
+        text = f"{text.rstrip()}\n\n{results_section(evaluated[0])}"
+    return written_card(told, text)
 
 
 def _licence(opened: OpenedModel, given: str | None) -> str | None:
@@ -213,21 +206,20 @@ def _licence(opened: OpenedModel, given: str | None) -> str | None:
     return stated
 
 
-def _results(opened: OpenedModel, given: StrPath | None) -> tuple[Path | None, tuple[Any, Any] | None]:
+def _results(opened: OpenedModel, given: StrPath | None) -> tuple[str | None, tuple[Any, Any] | None]:
     """The file with evaluation results of exactly this model, and its results and tasks."""
     if given is not None:
         path = given_path(given)
         path = path / RESULTS if path.is_dir() else path
         if (found := _results_in(path, opened)) is None:
             todo = "Evaluate the model as it is now with `braid eval`, or leave out --results."
-            raise BraidError(
-                "these are not results of this model (another SHA-256, or parts were off)", str(path), todo
-            )
-        return path, found
+            what = "these are not results of this model (another SHA-256, or parts were off)"
+            raise BraidError(what, str(path), todo)
+        return str(path), found
     homes = (Path(), opened.folder, opened.folder.parent.parent)
     for path in (home / place / RESULTS for home in homes for place in PLACES):
         if path.is_file() and (found := _results_in(path, opened)) is not None:
-            return path, found
+            return str(path), found
     return None, None
 
 
@@ -238,8 +230,7 @@ def _results_in(path: Path, opened: OpenedModel) -> tuple[Any, Any] | None:
         is_whole = isinstance(one, dict) and one.get("paths") is None and one.get("without") is None
         if not is_whole or one.get("sha256") != opened.sha256 or not isinstance(one.get("tasks"), dict):
             continue
-        scored = {task: result for task, result in one["tasks"].items() if _is_score(result)}
-        if scored:
+        if scored := {task: result for task, result in one["tasks"].items() if _is_score(result)}:
             return scored, tasks
     return None
 
@@ -249,18 +240,9 @@ def _is_score(result: Any) -> bool:
     return isinstance(score, (int, float)) and math.isfinite(score)
 
 
-def _token(name: str) -> str:
-    from huggingface_hub import get_token
-
-    if (token := get_token()) is None:
-        raise BraidError("you are not logged in to the Hub", name, LOG_IN)
-    return token
-
-
-def _send(plan: Push, folder: Path, token: str) -> None:
+def _send(plan: Push, folder: Path) -> None:
     """Create the repository where there is none, and commit all files at once."""
-    from huggingface_hub import CommitOperationAdd, HfApi
-
+    token = get_token() or ""
     api = HfApi(token=token, library_name="braidlm")
     with _explained(plan.name, api.endpoint, token):
         id = plan.name if "/" in plan.name else f"{api.whoami()['name']}/{plan.name}"
@@ -280,7 +262,6 @@ def _send(plan: Push, folder: Path, token: str) -> None:
 @contextmanager
 def _explained(name: str, endpoint: str, token: str) -> Iterator[None]:
     """What the Hub refuses as an error that says what to do; whatever it answers, the token is not shown."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
     try:
         yield

@@ -71,7 +71,7 @@ def serve(
     listener = _listen(host, port)
     shown = "localhost" if ipaddress.ip_address(listener.getsockname()[0]).is_unspecified else host
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}/"
-    address = Address(url, tuple(served.names), api_key is not None)
+    address = Address(url, tuple(served.served), api_key is not None)
 
     def started() -> None:
         if on_start is not None:

@@ -47,7 +47,13 @@ class PartSwitches:
             use_paths(self.model, config.paths if switches.paths is None else switches.paths)
             switch_off_modules(self.model, (*(config.without or ()), *switches.without))
             if switches.members is not None:
-                self._use_members(frozenset(switches.members))
+                if not switches.members:
+                    todo = f"The model has {', '.join(self.members)}."
+                    raise BraidError("at least one member must be active", todo=todo)
+                head: Any = self.model.head
+                head.use_paths({head.names[index] for index in head.active} & set(switches.members))
+                if not head.active:
+                    raise BraidError("none of these members is an active path", todo="Let one of them be active.")
         else:
             for given, what in ((switches.paths, "paths to choose from"), (switches.without, "named modules")):
                 if given:
@@ -55,14 +61,6 @@ class PartSwitches:
         for name, gate in self.gates.items():
             gate.is_off = name in off
         self.set = switches
-
-    def _use_members(self, members: frozenset[str]) -> None:
-        if not members:
-            raise BraidError("at least one member must be active", todo=f"The model has {', '.join(self.members)}.")
-        head: Any = self.model.head
-        head.use_paths(members & {head.names[index] for index in head.active})
-        if not head.active:
-            raise BraidError("none of these members is an active path", todo="Let one of them be active.")
 
 
 def _known(names: Iterable[str], known: Iterable[str], what: str) -> set[str]:

@@ -76,9 +76,8 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(AnyHTTPException)
     async def of_http(request: Request, error: AnyHTTPException) -> JSONResponse:
         told = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not allowed here"}
-        return ApiError(
-            error.status_code, told.get(error.status_code, str(error.detail)), headers=error.headers
-        ).response()
+        status = error.status_code
+        return ApiError(status, told.get(status, str(error.detail)), headers=error.headers).response()
 
     @app.exception_handler(Exception)
     async def of_the_server(request: Request, error: Exception) -> JSONResponse:

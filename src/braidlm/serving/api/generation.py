@@ -45,6 +45,8 @@ class Choice:
     tokens: int = 0
     """How many have come, the end of text included."""
     reason: str | None = None
+    has_begun: bool = False
+    """Whether some of it has been told."""
 
     async def pieces(self, ends: frozenset[int], metrics: Metrics, model: str) -> AsyncIterator[Piece]:
         """What is new each time; the last piece is what was held back, when the reason is known."""
@@ -114,7 +116,7 @@ class Generation:
             self.cancel()
 
     def pieces(self, choice: Choice) -> AsyncIterator[Piece]:
-        """Of one choice."""
+        """What a choice gains."""
         ends = frozenset() if self.body.ignore_eos else self.engine.ends
         return choice.pieces(ends, self.metrics, self.body.model)
 
@@ -163,6 +165,7 @@ class Generation:
             async for piece in self.pieces(choice):
                 if piece.text or piece.ids or piece.entries or choice.reason:
                     await event(tell(choice, piece))
+                    choice.has_begun = True
 
         try:
             with self.within(seconds):
@@ -233,11 +236,11 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T |
         await asyncio.gather(doing, watching, return_exceptions=True)
 
 
-def listed_ids(choice: Choice, piece: Piece, body: GenerationBody, first: bool) -> dict[str, Any]:
+def listed_ids(choice: Choice, piece: Piece, body: GenerationBody) -> dict[str, Any]:
     """The ids of tokens, where they are asked for."""
     if not body.return_token_ids:
         return {}
-    return {"token_ids": piece.ids, **({"prompt_token_ids": list(choice.prompt.ids)} if first else {})}
+    return {"token_ids": piece.ids} | ({} if choice.has_begun else {"prompt_token_ids": list(choice.prompt.ids)})
 
 
 def check_count(prompts: Sequence[Any], body: GenerationBody, most: int) -> None:

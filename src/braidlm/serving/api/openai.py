@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -22,7 +23,7 @@ from braidlm.serving.api.generation import (
 from braidlm.serving.api.metrics import Metrics
 from braidlm.serving.api.safety import Limits
 from braidlm.serving.api.texts import Piece, TokenTexts, chat_logprobs, completion_logprobs, prompt_entries
-from braidlm.serving.chat_template import ChatTemplate, chat_template
+from braidlm.serving.chat_template import chat_template
 from braidlm.serving.engine import Engine
 from braidlm.serving.models import ServedModel, ServedModels
 
@@ -40,7 +41,7 @@ class Openai:
         """By the tokenizers' fingerprints."""
 
     def router(self) -> APIRouter:
-        """All of them."""
+        """The routes as FastAPI takes them."""
         router = APIRouter(prefix="/v1", tags=["OpenAI"])
         router.get("/models", summary="The names of all models")(self.list_models)
         router.get("/models/{name:path}", summary="One model")(self.model)
@@ -53,7 +54,7 @@ class Openai:
         return {"object": "list", "data": [_model_facts(model) for model in self.models.served.values()]}
 
     async def model(self, name: str) -> dict[str, Any]:
-        """One of them."""
+        """One model."""
         return _model_facts(self.models.find(name))
 
     async def completions(self, body: CompletionBody, request: Request) -> Response:
@@ -69,25 +70,7 @@ class Openai:
         scores = body.echo and (body.logprobs is not None or max_tokens == 0)
         generation.submit(max_tokens, body.logprobs, scores, body.echo)
         generation.begin("cmpl", "text_completion")
-        return await self._answer(request, generation, self._tell_completion(generation, body))
-
-    def _tell_completion(self, generation: Generation, body: CompletionBody) -> Tell:
-        told: set[int] = set()
-
-        def tell(choice: Choice, piece: Piece) -> dict[str, Any]:
-            first = choice.index not in told
-            told.add(choice.index)
-            text, entries, logprobs = piece.text, piece.entries, None
-            if first and body.echo:
-                text = choice.prompt.text + text
-            if body.logprobs is not None:
-                if first and body.echo and choice.completion.prompt is not None:
-                    entries = [*prompt_entries(choice.completion.prompt, generation.engine.tokenizer), *entries]
-                logprobs = completion_logprobs(entries, generation.texts, body.logprobs)
-            ids = listed_ids(choice, piece, body, first)
-            return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.reason, **ids}
-
-        return tell
+        return await self._answer(request, generation, partial(_tell_completion, generation, body))
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """The next message of a chat, where the model's tokenizer has a template for chats."""
@@ -95,7 +78,10 @@ class Openai:
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs: only with logprobs: true", "top_logprobs")
         model = self.models.find(body.model)
-        template = await asyncio.to_thread(_template_of, model)
+        template = await asyncio.to_thread(lambda: chat_template(model.opened))
+        if template is None:
+            what = f"the tokenizer of '{model.name}' has no chat template: this model continues texts (/v1/completions)"
+            raise ApiError(400, what, "model", "no_chat_template")
         ids = await asyncio.to_thread(template.encode, [message.plain() for message in body.messages])
         engine = await self.models.engine(body.model)
         _check_length([ids], engine, "messages")
@@ -104,7 +90,7 @@ class Openai:
         top = (body.top_logprobs or 0) if body.logprobs else None
         generation.submit(engine.limit if asked is None else asked, top, False, False)
         generation.begin("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion")
-        return await self._answer(request, generation, _tell_chat(generation, body), _begin_chat)
+        return await self._answer(request, generation, partial(_tell_chat, generation, body), _begin_chat)
 
     async def _answer(
         self,
@@ -120,10 +106,20 @@ class Openai:
         return JSONResponse(answer) if answer is not None else Response(status_code=499)
 
     def _texts_of(self, engine: Engine) -> TokenTexts:
-        key = engine.tokenizer.fingerprint
-        if key not in self._texts:
-            self._texts[key] = TokenTexts(engine.tokenizer)
-        return self._texts[key]
+        return self._texts.setdefault(engine.tokenizer.fingerprint, TokenTexts(engine.tokenizer))
+
+
+def _tell_completion(generation: Generation, body: CompletionBody, choice: Choice, piece: Piece) -> dict[str, Any]:
+    text, entries, logprobs = piece.text, piece.entries, None
+    echoes = body.echo and not choice.has_begun
+    if echoes:
+        text = choice.prompt.text + text
+    if body.logprobs is not None:
+        if echoes and choice.completion.prompt is not None:
+            entries = [*prompt_entries(choice.completion.prompt, generation.engine.tokenizer), *entries]
+        logprobs = completion_logprobs(entries, generation.texts, body.logprobs)
+    told = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.reason}
+    return told | listed_ids(choice, piece, body)
 
 
 def _begin_chat(choice: Choice) -> dict[str, Any]:
@@ -131,20 +127,13 @@ def _begin_chat(choice: Choice) -> dict[str, Any]:
     return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _tell_chat(generation: Generation, body: ChatBody) -> Tell:
-    told: set[int] = set()
-
-    def tell(choice: Choice, piece: Piece) -> dict[str, Any]:
-        first = choice.index not in told
-        told.add(choice.index)
-        logprobs = chat_logprobs(piece.entries, generation.texts) if body.logprobs else None
-        told_message: dict[str, Any] = {"message": {"role": "assistant", "content": piece.text, "refusal": None}}
-        if body.stream:
-            told_message = {"delta": {"content": piece.text} if piece.text else {}}
-        ids = listed_ids(choice, piece, body, first)
-        return {"index": choice.index, **told_message, "logprobs": logprobs, "finish_reason": choice.reason, **ids}
-
-    return tell
+def _tell_chat(generation: Generation, body: ChatBody, choice: Choice, piece: Piece) -> dict[str, Any]:
+    logprobs = chat_logprobs(piece.entries, generation.texts) if body.logprobs else None
+    message: dict[str, Any] = {"message": {"role": "assistant", "content": piece.text, "refusal": None}}
+    if body.stream:
+        message = {"delta": {"content": piece.text} if piece.text else {}}
+    told = {"index": choice.index, **message, "logprobs": logprobs, "finish_reason": choice.reason}
+    return told | listed_ids(choice, piece, body)
 
 
 async def _read(body: CompletionBody, engine: Engine) -> list[Prompt]:
@@ -157,17 +146,12 @@ async def _read(body: CompletionBody, engine: Engine) -> list[Prompt]:
         if any(max(ids) >= vocabulary for ids in given):
             raise ApiError(400, f"prompt: token ids are below {vocabulary}", "prompt")
         _check_length(given, engine, "prompt", body.max_tokens == 0)
-        return [Prompt(tuple(ids), _text(tokenizer, ids) if body.echo else "") for ids in given]
-    if sum(map(len, texts)) < LONG_TEXT:
-        encoded = encode_prompts(tokenizer, texts)
-    else:
-        encoded = await asyncio.to_thread(encode_prompts, tokenizer, texts)
+        texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) if body.echo else "" for ids in given]
+        return [Prompt(tuple(ids), text) for ids, text in zip(given, texts, strict=True)]
+    beside = sum(map(len, texts)) >= LONG_TEXT
+    encoded = await asyncio.to_thread(encode_prompts, tokenizer, texts) if beside else encode_prompts(tokenizer, texts)
     _check_length(encoded, engine, "prompt", body.max_tokens == 0)
     return [Prompt(tuple(ids), text) for ids, text in zip(encoded, texts, strict=True)]
-
-
-def _text(tokenizer: Any, ids: list[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def _check_length(prompts: list[list[int]], engine: Engine, param: str, scored_only: bool = False) -> None:
@@ -176,14 +160,6 @@ def _check_length(prompts: list[list[int]], engine: Engine, param: str, scored_o
     if longest >= engine.limit + scored_only:
         what = f"the prompt has {longest} tokens, and the model's limit is {engine.limit}"
         raise ApiError(400, f"{what}. Shorten the prompt.", param, "context_length_exceeded")
-
-
-def _template_of(model: ServedModel) -> ChatTemplate:
-    template = chat_template(model.opened)
-    if template is None:
-        what = f"the tokenizer of '{model.name}' has no chat template: this model continues texts (/v1/completions)"
-        raise ApiError(400, what, "model", "no_chat_template")
-    return template
 
 
 def _model_facts(model: ServedModel) -> dict[str, Any]:

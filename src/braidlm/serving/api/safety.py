@@ -114,7 +114,8 @@ class Guard:
             raise ApiError(403, what, code="unknown_host")
         if not _same_site(scope, headers, host):
             raise ApiError(403, "another site's page may not use this server", code="cross_site")
-        if self.key is not None and not _is_open(scope["path"]) and not self._has_key(headers):
+        is_open = scope["path"] in OPEN or scope["path"].startswith(STATIC)
+        if self.key is not None and not is_open and not self._has_key(headers):
             asks = headers.get("sec-fetch-mode") == "navigate"  # a browser can ask for it by itself
             basic = {"WWW-Authenticate": 'Basic realm="braid"'} if asks else {}
             what = "this server wants its API key: Authorization: Bearer KEY"
@@ -171,10 +172,6 @@ class Guard:
             return message
 
         return bounded
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(STATIC)
 
 
 def _same_site(scope: Scope, headers: Headers, host: str) -> bool:

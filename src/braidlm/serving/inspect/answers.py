@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from braidlm.serving.api.bodies import Body, Name, SwitchesBody
 
 MAX_CHARACTERS = 200_000
-"""Of a text, before it is cut into tokens."""
+"""The longest text, before it is cut into tokens."""
 MAX_TOKENS = 4096
 """Tokens of a text that is looked at, unless the model's limit is less."""
 MAX_TOP = 1000

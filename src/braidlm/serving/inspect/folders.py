@@ -23,8 +23,7 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.runs import RECIPE, is_model_folder
 from braidlm.opening.names import StrPath, find_sources
-from braidlm.serving.inspect.reading import read_part
-from braidlm.serving.inspect.run_log import RunLog
+from braidlm.serving.inspect.run_log import RunLog, read_part
 from braidlm.serving.models import NotFound
 
 LOOK_EVERY = 2.0
@@ -126,7 +125,8 @@ class ServedFolders:
         before, found, left = self._found, FoundFolders(), [MAX_ENTRIES]
         for root in self.roots:
             for entry in _entries(root, DEPTH, left):
-                name = _shown(Path(root.name) / entry.path.relative_to(root))
+                # A name is text, whatever bytes it has.
+                name = os.fsencode(Path(root.name) / entry.path.relative_to(root)).decode("utf-8", "replace")
                 if not entry.is_folder:
                     if report := self._report(entry, name):
                         found.reports[report.id] = report
@@ -218,8 +218,3 @@ def _id_of(path: Path) -> str:
     name = f"{path.parent.name}-{path.stem}" if path.suffix == ".html" else path.name
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:60].strip(".-")
     return f"{name or 'unnamed'}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
-
-
-def _shown(path: Path) -> str:
-    """A path as text, whatever bytes its names have."""
-    return os.fsencode(path).decode("utf-8", "replace")

@@ -7,16 +7,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
 
 from braidlm.core.decoding.generation import encode_prompts, next_after, token_texts
+from braidlm.core.errors import BraidError
+from braidlm.inspection.layers import routing_modules, short_labels
 from braidlm.inspection.lineage import lineage_graph
 from braidlm.inspection.text_changes import check_size, predict, text_change
-from braidlm.inspection.token_routings import token_routings
+from braidlm.inspection.token_routings import gate_name, token_routings
+from braidlm.model.paths.average import AverageHead
+from braidlm.model.paths.switches import module_routers, path_names
+from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.gating import gates_of
+from braidlm.opening.opened_model import OpenedModel
 from braidlm.serving.api.errors import ApiError
 from braidlm.serving.api.safety import REPORT_POLICY
+from braidlm.serving.chat_template import chat_template
 from braidlm.serving.engine import Busy, Switches
 from braidlm.serving.inspect.answers import (
     MAX_TOKENS,
@@ -24,7 +34,9 @@ from braidlm.serving.inspect.answers import (
     ChangesBody,
     LineageAnswer,
     MetricsAnswer,
+    ModelAnswer,
     ModelsAnswer,
+    Modules,
     NextAnswer,
     NextBody,
     RoutingsAnswer,
@@ -35,7 +47,6 @@ from braidlm.serving.inspect.answers import (
     TokensBody,
 )
 from braidlm.serving.inspect.folders import ServedFolders
-from braidlm.serving.inspect.model_parts import ModelParts
 from braidlm.serving.models import ServedModel, ServedModels
 from braidlm.studies.show import folder_facts
 
@@ -53,16 +64,25 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
 
 
 def _model_routes(api: APIRouter, models: ServedModels, folders: ServedFolders) -> None:
-    parts = ModelParts()
+    parts: dict[Path, dict[str, Any]] = {}
     facts: dict[Path, Any] = {}
-    """By the folder of a model, because finding them reads all of it."""
+    """By the folder of a model, because finding them builds its modules or reads all of it."""
+
+    def found(model: ServedModel) -> ModelAnswer:
+        told: dict[str, Any] = {"name": model.name, "loaded": model.engine is not None}
+        told["run"] = folders.run_id(model.run)
+        try:
+            opened = model.opened
+            if opened.folder not in parts:
+                parts[opened.folder] = _parts(opened)
+            return ModelAnswer(**told, **parts[opened.folder])
+        except BraidError as error:  # a run before its first checkpoint, a folder that was removed
+            return ModelAnswer(**told, problem=str(error))
 
     @api.get("/braid/models", tags=["models"])
     def served_models() -> ModelsAnswer:
         """All models that are served, with the names of their parts that can be switched off."""
-        return ModelsAnswer(
-            models=[parts.of(found, folders.run_id(found.run)) for found in map(models.find, models.names)]
-        )
+        return ModelsAnswer(models=[found(model) for model in models.served.values()])
 
     @api.get("/braid/models/{name:path}/facts", tags=["models"])
     def model_facts(name: str) -> dict[str, Any]:
@@ -157,7 +177,7 @@ def _run_routes(api: APIRouter, models: ServedModels, folders: ServedFolders) ->
     def runs() -> RunsAnswer:
         """The runs and reports in the folders that the server was started with; new ones appear within seconds."""
         found = folders.found
-        served = {folders.run_id(models.find(name).run): name for name in models.names}
+        served = {folders.run_id(model.run): name for name, model in models.served.items()}
         listed = [run.summary() | {"model": served.get(run.id)} for run in found.runs.values()]
         reports = [vars(report) | {"url": f"/reports/{report.id}"} for report in found.reports.values()]
         return RunsAnswer.model_validate({"runs": listed, "reports": reports})
@@ -181,6 +201,33 @@ def _run_routes(api: APIRouter, models: ServedModels, folders: ServedFolders) ->
 async def _predicted(models: ServedModels, name: str, ids: Sequence[int], switches: Switches) -> Any:
     engine = await models.engine(name)
     return await engine.call(lambda model: predict(model, ids), switches)
+
+
+def _parts(opened: OpenedModel) -> dict[str, Any]:
+    is_braid = isinstance(opened, OpenedBraid)
+    if isinstance(opened, OpenedBraid):
+        model: Any = opened.info.model
+    else:
+        assert isinstance(opened, OpenedDecoder)
+        model = opened.skeleton(torch.float32)
+    head, choosing = getattr(model, "head", None), routing_modules(model) if is_braid else []
+    labels = dict(zip(choosing, short_labels(model, choosing), strict=True)) if is_braid else {}
+    return {
+        "kind": opened.kind,
+        "chat": chat_template(opened) is not None,
+        "context": opened.context,
+        "limit": opened.limit,
+        "vocab_size": opened.vocab_size,
+        "tokenizer": opened.tokenizer.fingerprint,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "paths": list(path_names(model)) if is_braid else [],
+        "modules": [
+            Modules(layer=router.address.removesuffix(".router"), label=labels[router], names=list(router.choices))
+            for router in (module_routers(model) if is_braid else ())
+        ],
+        "gates": [gate_name(number) for number in gates_of(model)],
+        "members": list(head.names) if isinstance(head, AverageHead) else [],
+    }
 
 
 def _finite(value: Any) -> Any:

@@ -7,18 +7,18 @@ checkpoint), or be very large. It is read from where the last reading ended, a b
 import contextlib
 import math
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import is_locked
 from braidlm.core.models.runs import METRICS, RECIPE
 from braidlm.core.reading import parse_row, read_yaml
-from braidlm.serving.inspect.reading import read_part
 from braidlm.training.amounts import Amount
 from braidlm.training.run_folder import budget_of
 
@@ -35,6 +35,27 @@ MAX_COLUMNS = 400
 KINDS = ("train", "validation")
 FIRST = ("step", "kind")
 NOT_SHOWN = {"kind", "step", "usage", "sets", "epochs"}
+
+
+class FilePart(NamedTuple):
+    """Some bytes of a file, and which file it was."""
+
+    data: bytes
+    size: int
+    """The whole file's."""
+    inode: int
+
+
+def read_part(path: Path, offset: int, size: int) -> FilePart:
+    """At most `size` bytes of a plain file, from `offset`; an OSError for links, pipes and devices."""
+    # A pipe would be waited for, and a link may lead anywhere; Windows has neither flag.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is not a plain file")
+        file.seek(offset)
+        return FilePart(file.read(size), status.st_size, status.st_ino)
 
 
 @dataclass
