@@ -89,8 +89,8 @@ def test_a_wrong_address(address: str, tmp_path: Path) -> None:
 def test_a_node_that_does_not_see_the_folder(tmp_path: Path) -> None:
     place = Place(str(tmp_path), str(tmp_path / "run" / ".jobs"), jobs_module._versions(), quiet=True)
     with pytest.raises(BraidError, match=f"node .*: it does not see {tmp_path / 'run'}\nEvery node needs the same"):
-        place.check(place.versions)
-    replace(place, seen=str(tmp_path)).check(place.versions)
+        place.check()
+    replace(place, seen=str(tmp_path)).check()
 
 
 def test_a_job_that_is_run_again_goes_on(tmp_path: Path) -> None:

@@ -51,15 +51,8 @@ def list_options(config: type | None) -> list[dict[str, Any]]:
         if field.init:
             factory = field.default_factory
             default = field.default if factory is MISSING else factory()
-            required = default is MISSING
-            options.append(
-                {
-                    "name": field.name,
-                    "default": None if required else encode(default),
-                    "required": required,
-                    "about": docs.get(field.name, ""),
-                }
-            )
+            told = {"name": field.name, "default": None if default is MISSING else encode(default)}
+            options.append(told | {"required": default is MISSING, "about": docs.get(field.name, "")})
     return options
 
 

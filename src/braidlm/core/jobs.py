@@ -120,12 +120,10 @@ class Place:
     versions: dict[str, str]
     quiet: bool
 
-    def check(self, own: dict[str, str]) -> None:
+    def check(self) -> None:
         """Refuse a node with other versions, or one that does not see the folders."""
-        node = f"node {socket.gethostname()}"
-        if others := [
-            f"{name} {own[name]} and not {this}" for name, this in self.versions.items() if own[name] != this
-        ]:
+        node, own = f"node {socket.gethostname()}", _versions()
+        if others := [f"{n} {own[n]} and not {this}" for n, this in self.versions.items() if own[n] != this]:
             todo = "Install the same versions on every node, as constraints.txt has them."
             raise BraidError(f"it has {', '.join(others)}, as the machine that starts the jobs", node, todo)
         for folder in (self.seen, self.working_folder):
@@ -136,7 +134,7 @@ class Place:
 
     def run(self, name: str, function: Callable[..., Any], options: dict[str, Any], *arguments: Any) -> Any:
         """Run a job on this node; it is known by its name whether an earlier try was lost."""
-        self.check(_versions())
+        self.check()
         os.chdir(self.working_folder)
         console.set_quiet(self.quiet)
         tried = Path(self.seen) / name.replace("/", "-")
@@ -171,18 +169,15 @@ class RayJobs(Jobs):
         asks = device is not None and device.startswith("cuda")
         self.gpus = float(asks or (device is None and self.most_gpus > 0))
         self.check_gpus(self.gpus, f"--device {device}")
-        self._check_nodes()
+        # Every node is looked at before anything starts; one that comes later is looked at by its first job.
+        affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        check = ray.remote(Place.check)
+        on = [affinity(node["NodeID"], soft=False) for node in self._nodes()]
+        options = {"num_cpus": 0, "max_retries": 0}
+        self.results([check.options(scheduling_strategy=one, **options).remote(place) for one in on])
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0)]
-
-    def _check_nodes(self) -> None:
-        """Look at every node before anything starts; one that comes later is looked at by its first job."""
-        affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        check = self.ray.remote(_check_node)
-        on = {node["NodeID"]: affinity(node["NodeID"], soft=False) for node in self._nodes()}
-        options = {"num_cpus": 0, "max_retries": 0}
-        self.results([check.options(scheduling_strategy=one, **options).remote(self.place) for one in on.values()])
 
     def check_gpus(self, gpus: float, what: str) -> None:
         if gpus > self.most_gpus:
@@ -234,7 +229,3 @@ class RayJobs(Jobs):
         if cause is not None:
             raise error  # a bug of ours, or of a library: with its traceback
         return BraidError(" ".join(str(error).split()), str(key), "The same command goes on from what is saved.")
-
-
-def _check_node(place: Place) -> None:
-    place.check(_versions())

@@ -83,7 +83,7 @@ def existing_folder(path: Path | str, todo: str | None = None) -> Path:
 
 
 def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
-    """A whole file; a pipe or a device, which would never end, is none."""
+    """A whole plain file; a pipe or a device would never end."""
     with explained_system_errors(path):
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):

@@ -99,13 +99,13 @@ class Lane:
         logits = step.logits if len(rows) == len(texts) else step.logits[rows]
         texts = [texts[index] for index in rows]
         with torch.inference_mode():
-            chosen = choose_tokens(logits, [text.chooser for text in texts])
-            self.decoder.feed([text.row for text in texts], chosen.tokens.clamp_min(0))
-            tokens, copied = chosen.tokens.to("cpu", non_blocking=True), None
-        if chosen.tokens.is_cuda:
+            on_device, logprobs = choose_tokens(logits, [text.chooser for text in texts])
+            self.decoder.feed([text.row for text in texts], on_device.clamp_min(0))
+            tokens, copied = on_device.to("cpu", non_blocking=True), None
+        if on_device.is_cuda:
             copied = torch.cuda.Event()
             copied.record()
-        yield Pending(texts, tokens, chosen.logprobs, copied)
+        yield Pending(texts, tokens, logprobs, copied)
 
     def _deliver(self, pending: Pending) -> int:
         if pending.copied is not None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +22,8 @@ class Chooser:
         """`top` is how many of the most probable tokens' log-probabilities are told; None for none at all."""
         self.sampling, self.top = sampling, top
         greedy = sampling.temperature == 0
-        self.setting: Setting = (
-            (0.0, None, None, sampling.never)
-            if greedy
-            else (sampling.temperature, sampling.top_k, sampling.top_p, sampling.never)
-        )
+        cuts = (sampling.temperature, sampling.top_k, sampling.top_p)
+        self.setting: Setting = (0.0, None, None, sampling.never) if greedy else (*cuts, sampling.never)
         """Texts of one setting are chosen for together."""
         self.generator: torch.Generator | None = None
         self._numbers: list[float] = []
@@ -47,14 +43,6 @@ class Chooser:
         return self._numbers.pop()
 
 
-class Chosen(NamedTuple):
-    """The tokens of one step, on the model's device; -1 where logits are no numbers."""
-
-    tokens: Tensor
-    """[row]."""
-    logprobs: "LogProbabilities | None" = None
-
-
 @dataclass
 class LogProbabilities:
     """The log-probabilities of some tokens, each of a row or a place, as the model gives them (temperature 1)."""
@@ -68,14 +56,14 @@ class LogProbabilities:
     of_best: Tensor
 
     def to_lists(self) -> dict[int, tuple[float, list[tuple[int, float]]]]:
-        """By row: that of the chosen token, and the best tokens with theirs."""
+        """By row: the log-probability of the chosen token, and the best tokens with theirs."""
         best, of_best = self.best.tolist(), self.of_best.tolist()
         pairs = [list(zip(*both, strict=True)) for both in zip(best, of_best, strict=True)]
         return dict(zip(self.at, zip(self.chosen.tolist(), pairs, strict=True), strict=True))
 
 
-def choose_tokens(logits: Tensor, choosers: Sequence[Chooser]) -> Chosen:
-    """Choose for each row of logits [row, vocabulary]."""
+def choose_tokens(logits: Tensor, choosers: Sequence[Chooser]) -> tuple[Tensor, LogProbabilities | None]:
+    """The next token [row] for logits [row, vocabulary], -1 where they are no numbers, and what choosers want told."""
     numbers = torch.tensor([chooser.draw() for chooser in choosers]).to(logits.device, non_blocking=True)
     groups: dict[Setting, list[int]] = {}
     for row, chooser in enumerate(choosers):
@@ -88,11 +76,11 @@ def choose_tokens(logits: Tensor, choosers: Sequence[Chooser]) -> Chosen:
             at = torch.tensor(rows).to(logits.device, non_blocking=True)
             tokens[at] = _choose(logits[at], choosers[rows[0]].sampling, numbers[at])
     asked = [row for row, chooser in enumerate(choosers) if chooser.top is not None]
-    told = None
-    if asked:
-        at = torch.tensor(asked).to(logits.device, non_blocking=True)
-        told = log_probabilities(logits[at], tokens[at], max(choosers[row].top or 0 for row in asked), asked)
-    return Chosen(tokens, told)
+    if not asked:
+        return tokens, None
+    at = torch.tensor(asked).to(logits.device, non_blocking=True)
+    best = max(choosers[row].top or 0 for row in asked)
+    return tokens, log_probabilities(logits[at], tokens[at], best, asked)
 
 
 def _choose(logits: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
@@ -112,7 +100,7 @@ def _choose(logits: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, best: int, at: list[int]) -> LogProbabilities:
-    """Those of tokens [row] and of the `best` most probable ones, from logits [row, vocabulary]."""
+    """The log-probabilities of tokens [row] and of the `best` most probable ones, from logits [row, vocabulary]."""
     parts = []
     for some, chosen in zip(logits.split(TOKENS_AT_ONCE), tokens.split(TOKENS_AT_ONCE), strict=True):
         found = some.to(torch.promote_types(some.dtype, torch.float32)).log_softmax(-1)

@@ -213,19 +213,15 @@ class Decoder(TokenDecoder):
 
     def _replay(self, ids: Tensor) -> Tensor:
         self.graph_token.copy_(ids)
-        if self.graph is None:
-            self._capture()
+        if self.graph is None:  # the writes land at the current position, which the first replay writes again
+            self.cache.replaying = True
+            self.graph, self.graph_logits = capture(self._fixed_step)
+            self.cache.replaying = False
         assert self.graph is not None
         assert self.graph_logits is not None
         self.graph.replay()
         self.cache.advance(1)
         return self.graph_logits
-
-    def _capture(self) -> None:
-        """Record one step; its writes land at the current position, which the first replay writes again."""
-        self.cache.replaying = True
-        self.graph, self.graph_logits = capture(self._fixed_step)
-        self.cache.replaying = False
 
     def _fixed_step(self) -> Tensor:
         """One step in which every shape is fixed and the position is data."""

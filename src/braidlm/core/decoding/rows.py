@@ -52,18 +52,15 @@ class RowCache(FixedCache):
 
     def resize(self, size: int, length: int) -> None:
         """Make room for so many rows of so many tokens; what is stored stays."""
-        one = sum(keys.shape[1] * (keys.shape[3] + values.shape[3]) for keys, values in self._layers())
+        pairs = zip(self.keys, self.values, strict=True)
+        one = sum(keys.shape[1] * (keys.shape[3] + values.shape[3]) for keys, values in pairs)
         added = (size * length - self.size * self.length) * one * self.keys[0].element_size() if self.keys else 0
-        todo = "Ask for fewer tokens, or fewer texts at once."
-        check_memory(added, self.device, "keys and values need", todo)
+        check_memory(added, self.device, "keys and values need", "Ask for fewer tokens, or fewer texts at once.")
         for stored in (self.keys, self.values):
             for slot, before in enumerate(stored):
                 stored[slot] = before.new_zeros(size, before.shape[1], length, before.shape[3])
                 stored[slot][: before.shape[0], :, : before.shape[2]] = before
         self.size, self.length = size, length
-
-    def _layers(self) -> Any:
-        return zip(self.keys, self.values, strict=True)
 
     def copy(self, source: int, target: int, filled: int) -> None:
         """Copy the first tokens of a row to another."""
@@ -149,11 +146,6 @@ class Row:
     prompt_logits: list[Tensor] = field(default_factory=list)
     """[token, vocabulary] of each pass over its prompt."""
 
-    @property
-    def is_read(self) -> bool:
-        """Whether its whole prompt has been read."""
-        return self.filled >= len(self.prompt)
-
 
 class Step(NamedTuple):
     """What a pass gives: the next logits [row, vocabulary] of some rows."""
@@ -237,7 +229,7 @@ class RowDecoder:
             row.filled += len(piece)
             if row.wants_prompt:
                 row.prompt_logits.append(own[: len(piece)])
-        done = [position for position, row in enumerate(group) if row.is_read]
+        done = [position for position, row in enumerate(group) if row.filled >= len(row.prompt)]
         if not done:
             return None
         for position in done:
@@ -287,10 +279,7 @@ class RowDecoder:
         rows = self.rows[: self.running]
         # A text that is full may be run once more before its last token is known to be the last.
         filled = [min(row.filled, self.cache.length - 1) for row in rows]
-        if self.use_graphs:
-            logits = self._replay(filled)
-        else:
-            logits = self._eager(filled)
+        logits = self._replay(filled) if self.use_graphs else self._eager(filled)
         for row in rows:
             row.filled += 1
         return Step(rows, logits)
@@ -303,7 +292,8 @@ class RowDecoder:
         return self.model.logits(self.tokens[:count], self.cache, [0] * count)
 
     def _replay(self, filled: list[int]) -> Tensor:
-        count, keys = min(_doubled(len(filled)), self.cache.size), self._keys(max(filled) + 1)
+        count = min(_doubled(len(filled)), self.cache.size)
+        keys = min(max(_doubled(max(filled) + 1), FIRST_LENGTH), self.cache.length)
         # The graph may be for more rows than there are: the others write where their own next token will stand.
         others = [min(row.filled, self.cache.length - 1) for row in self.rows[len(filled) : count]]
         positions = [*filled, *others, *[0] * (count - len(filled) - len(others))]
@@ -313,10 +303,6 @@ class RowDecoder:
         graph, logits = self.graphs[count, keys]
         graph.replay()
         return logits[: len(filled)]
-
-    def _keys(self, longest: int) -> int:
-        """How many keys a graph reads for texts of at most so many tokens."""
-        return min(max(_doubled(longest), FIRST_LENGTH), self.cache.length)
 
     def _fixed_step(self, count: int, keys: int) -> Tensor:
         """One step in which every shape is fixed and the positions are data."""

@@ -53,9 +53,8 @@ class TransformersRows(RowModel):
         except BraidError:
             raise
         except Exception as error:  # a model's code may do anything with what it does not expect
-            raise BraidError(
-                f"it does not take a cache of rows ({type(error).__name__}: {str(error)[:200]})"
-            ) from error
+            what = f"it does not take a cache of rows ({type(error).__name__}: {str(error)[:200]})"
+            raise BraidError(what) from error
 
     @torch.inference_mode()
     def _shapes(self) -> list[tuple[int, int]]:
@@ -77,7 +76,9 @@ class TransformersRows(RowModel):
         decoder.feed([first], torch.tensor(texts[0][2:3], device=self.device))
         decoder.step()
         second = decoder.enter(texts[1][:split], length)
-        got.append((texts[1][:split], self._next(decoder)))
+        step = decoder.read()
+        assert step is not None
+        got.append((texts[1][:split], step.logits[0]))
         for at in range(2):
             own = {first: texts[0][3 + at], second: texts[1][split + at]}
             decoder.feed([first, second], torch.tensor(list(own.values()), device=self.device))
@@ -89,11 +90,6 @@ class TransformersRows(RowModel):
             expected = self.model(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]
             if not bool((logits - expected).abs().amax() <= share * expected.abs().amax()):
                 raise BraidError("it gives other numbers in rows of their own positions than alone")
-
-    def _next(self, decoder: RowDecoder) -> Tensor:
-        step = decoder.read()
-        assert step is not None
-        return step.logits[0]
 
     def cache(self) -> RowCache:
         return RowCache(self.shapes, self.device, self.dtype)
@@ -107,15 +103,11 @@ class TransformersRows(RowModel):
             positions, seen = cache.positions[:, None], seen_keys(cache.positions, cache.end)
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
         mask = mask.masked_fill(~seen, torch.finfo(self.dtype).min).expand(len(tokens), 1, time, -1)
-        options = {"logits_to_keep": 1} if last is not None and "logits_to_keep" in self.takes else {}
-        logits = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=CacheOfRows(cache),
-            use_cache=True,
-            **options,
-        ).logits
+        options: dict[str, Any] = {}
+        if last is not None and "logits_to_keep" in self.takes:
+            options["logits_to_keep"] = 1
+        options |= {"position_ids": positions, "attention_mask": mask, "past_key_values": CacheOfRows(cache)}
+        logits = self.model(input_ids=tokens, use_cache=True, **options).logits
         return logits if last is None else logits[:, -1]  # type: ignore[no-any-return]
 
 

@@ -149,20 +149,13 @@ def model_card(name: str, lineage: dict[str, Any], model: BraidForCausalLM | Non
         has_stacks = any(parameter.ndim == 3 for parameter in model.parameters())
         if has_stacks and not untrainable(model.config.decoded.compression):
             sections.append(ADAPTERS)
-    return written_card(front_matter(lineage), "\n\n".join([*sections, *_origin(lineage)]) + "\n")
-
-
-def _origin(lineage: dict[str, Any]) -> Iterator[str]:
-    """Data, licence, training."""
     rows = list(_data_rows(lineage))
-    yield from (
-        "## Data",
-        part_markdown(Table(("data", "source", "tokens", "words", "for"), rows)) if rows else "Not known.",
-    )
-    yield from ("## Licence", _licence_section(lineage))
-    yield "`lineage.json` says where every part came from."
+    data = part_markdown(Table(("data", "source", "tokens", "words", "for"), rows)) if rows else "Not known."
+    sections += ["## Data", data, "## Licence", _licence_section(lineage)]
+    sections.append("`lineage.json` says where every part came from.")
     if training := lineage.get("training"):
-        yield f"Training so far:\n\n```json\n{json.dumps(training, indent=2)}\n```"
+        sections.append(f"Training so far:\n\n```json\n{json.dumps(training, indent=2)}\n```")
+    return written_card(front_matter(lineage), "\n\n".join(sections) + "\n")
 
 
 def _licence_section(lineage: dict[str, Any]) -> str:

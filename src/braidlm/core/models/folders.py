@@ -72,11 +72,11 @@ def write_around_weights(model: BraidForCausalLM, folder: Path, tokenizer: Token
         check_vocabulary(config.vocab_size, tokenizer, name)
         for end in (model.model.embedding, model.head):
             if isinstance(end, ModelEnd) and not end.agrees_with(tokenizer.token_bytes):
-                raise BraidError(
-                    f"the model's {type(end).__name__} has not read this tokenizer: it knows other bytes of its tokens",
-                    name,
-                    "Call `read_tokenizer(model, tokenizer)` of braidlm.core.models.folders before it is trained.",
+                what = (
+                    f"the model's {type(end).__name__} has not read this tokenizer: it knows other bytes of its tokens"
                 )
+                todo = "Call `read_tokenizer(model, tokenizer)` of braidlm.core.models.folders before it is trained."
+                raise BraidError(what, name, todo)
         set_special_ids(config, tokenizer)
         tokenizer.save(folder)
     model.generation_config = GenerationConfig(
@@ -256,11 +256,11 @@ def check_weights(folder: Path, model: BraidForCausalLM) -> None:
 def check_vocabulary(vocab_size: int, tokenizer: Tokenizer, where: str) -> None:
     """A model may have more rows than the tokenizer has tokens (padding), never fewer."""
     if vocab_size < tokenizer.vocab_size:
-        raise BraidError(
-            f"the model has a vocabulary of {vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens",
-            where,
-            "Leave out model.vocab_size (it is taken from the tokenizer), or use the tokenizer the model was made for.",
+        what = f"the model has a vocabulary of {vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens"
+        todo = (
+            "Leave out model.vocab_size (it is taken from the tokenizer), or use the tokenizer the model was made for."
         )
+        raise BraidError(what, where, todo)
 
 
 def versions() -> dict[str, str]:
