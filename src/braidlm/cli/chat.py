@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from braidlm.cli.settings import add_switches, number, options_of
+from braidlm.cli.settings import add_sampling, add_switches, number, options_of
 from braidlm.core import console
 from braidlm.core.errors import BraidError, Terminated, did_you_mean
-from braidlm.model.config.ranges import Count, Length, Probability, Seed, Temperature
+from braidlm.model.config.ranges import Length
 
 if TYPE_CHECKING:
     from braidlm.serving.chat import Chat
@@ -38,12 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--system", metavar="TEXT", help="what the model is told before the conversation")
     about = "at most this many new tokens of an answer (default: the model's limit; 100 without a chat template)"
     add("--max-tokens", type=number(Length), metavar="N", help=about)
-    add("--temperature", type=number(Temperature), default=0.8, help="0: the most probable token (default 0.8)")
-    add("--top-k", type=number(Count), metavar="N", help="choose among the N most probable tokens")
-    about = "choose among tokens that together have probability P"
-    add("--top-p", type=number(Probability), metavar="P", help=about)
-    add("--seed", type=number(Seed), help="the same seed gives the same answers")
-    add("--greedy", action="store_true", help="always the most probable token")
+    add_sampling(add, "answers")
     add_switches(add)
     parser.set_defaults(without=[])
     about = "switch off these gates, as `layer 2`"
@@ -59,7 +54,12 @@ def run(args: argparse.Namespace) -> None:
 
     asks = sys.stdin.isatty()
     with chat(**options_of(args)) as talk:
-        _introduce(talk, asks)
+        if talk.template is None:
+            what = "the model's tokenizer has no chat template: it continues each text by itself, and remembers none"
+            console.say(what[0].upper() + what[1:] + ".") if asks else console.warn(what)
+        if asks:
+            name, device = talk.engine.opened.name, talk.engine.facts["device"]
+            console.say(f"{name} on {device}. Ctrl+C stops an answer, Ctrl+D ends, /help lists commands.")
         for line in _lines(asks):
             if line == "/exit":
                 break
@@ -76,15 +76,6 @@ def run(args: argparse.Namespace) -> None:
                 if isinstance(error, BraidError):
                     console.error(error.lines())
         console.show_json({"model": str(talk.engine.opened.folder), "answers": [asdict(one) for one in talk.answers]})
-
-
-def _introduce(talk: "Chat", asks: bool) -> None:
-    if talk.template is None:
-        what = "the model's tokenizer has no chat template: it continues each text by itself, and remembers none"
-        console.say(what[0].upper() + what[1:] + ".") if asks else console.warn(what)
-    if asks:
-        name, device = talk.engine.opened.name, talk.engine.facts["device"]
-        console.say(f"{name} on {device}. Ctrl+C stops an answer, Ctrl+D ends, /help lists commands.")
 
 
 def _lines(asks: bool) -> Iterator[str]:

@@ -23,25 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "a model folder, a run, a study (all its models), or a Llama or GPT-2 folder; one tokenizer for all"
     add("sources", nargs="+", metavar="PATH", help=about)
     add("--out", metavar="DIR", help="the folder to write; it must not exist yet")
-    add(
-        "--join",
-        default="shared_linear",
-        metavar="JOIN",
-        help='a kind, or "{kind: ..., option: ...}" (shared_linear); average and mixture keep the models as they are '
-        "and average their probabilities",
+    about = (
+        'a kind, or "{kind: ..., option: ...}" (shared_linear); average and mixture keep the models as they are '
+        "and average their probabilities"
     )
+    add("--join", default="shared_linear", metavar="JOIN", help=about)
     add("--names", nargs="+", metavar="NAME", help="the paths' permanent names (the runs' or folders')")
     about = "how often the paths are joined (the depth of the shallowest)"
     add("--layers", type=number(Layers), metavar="N", help=about)
     add("--blocks", type=number(LayersOrZero), metavar="N", help="fresh full-width blocks before and after (1)")
-    add(
-        "--freeze",
-        nargs="+",
-        default=(),
-        metavar="PART",
-        help="what later training leaves as it is: paths (all that came from them), joins, blocks, routers, embedding, "
-        "head",
+    about = (
+        "what later training leaves as it is: paths (all that came from them), joins, blocks, routers, embedding, head"
     )
+    add("--freeze", nargs="+", default=(), metavar="PART", help=about)
     add("--start", metavar="START", help="joins and projections: mean of the paths, or random (mean)")
     add("--seed", type=number(Seed), default=1, metavar="N", help="of the fresh weights (1)")
     add("--dry-run", action="store_true", help="show what would come from where, and write nothing")

@@ -15,24 +15,21 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `braid convert`."""
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a model folder, a run or one model of a study, or a name on the Hub such as openai-community/gpt2; of "
-        "papaformer the file of weights",
+    add = parser.add_argument
+    about = (
+        "a model folder, a run or one model of a study, or a name on the Hub such as openai-community/gpt2; of "
+        "papaformer the file of weights"
     )
+    add("source", metavar="SOURCE", help=about)
     direction = parser.add_mutually_exclusive_group()
     about = "read SOURCE as gpt2, llama, moep_lm or papaformer and write a Braid model folder"
     direction.add_argument("--from", dest="from_", metavar="FORMAT", help=about)
     direction.add_argument("--to", metavar="FORMAT", help="write the Braid model SOURCE as gpt2, llama or gguf")
-    parser.add_argument(
-        "--config", metavar="FILE", help="with papaformer: a JSON file of its options, such as the number of heads"
-    )
-    parser.add_argument(
-        "--dtype", metavar="TYPE", help="with --to gguf: the type of the matrices, f32 (default), f16, bf16 or q8_0"
-    )
-    parser.add_argument("--out", metavar="DIR", help="the folder to write, with gguf the file; it must not exist yet")
-    parser.add_argument("--dry-run", action="store_true", help="show what would become what, and write nothing")
+    add("--config", metavar="FILE", help="with papaformer: a JSON file of its options, such as the number of heads")
+    about = "with --to gguf: the type of the matrices, f32 (default), f16, bf16 or q8_0"
+    add("--dtype", metavar="TYPE", help=about)
+    add("--out", metavar="DIR", help="the folder to write, with gguf the file; it must not exist yet")
+    add("--dry-run", action="store_true", help="show what would become what, and write nothing")
 
 
 def run(args: argparse.Namespace) -> None:

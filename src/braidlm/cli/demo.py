@@ -9,10 +9,9 @@ HELP = "the whole story, offline, in a few minutes: two paths trained apart, com
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="changes to the recipe `demo/paths`"
-    )
-    parser.add_argument("--out", default="demo", metavar="DIR", help="where everything goes (default: demo)")
+    add = parser.add_argument
+    add("overrides", nargs="*", default=[], metavar="key=value", help="changes to the recipe `demo/paths`")
+    add("--out", default="demo", metavar="DIR", help="where everything goes (default: demo)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -69,31 +69,17 @@ def run(args: argparse.Namespace) -> None:
     models, tasks = _models_and_tasks(args.words, bool(harness))
     root, own = _data(args.data or [])
     _check_leaderboard(args, tasks)
-    options: dict[str, Any] = {
-        "data": root,
-        "data_of": own,
-        "harness": harness,
-        "harness_tasks": args.harness_tasks,
-        "harness_shots": args.harness_shots,
-        "settings": Settings(**given_settings(args, Settings)),
-        "out": args.out,
-        "device": args.device,
-        "dtype": args.dtype,
-    }
+    same = ("harness_tasks", "harness_shots", "out", "device", "dtype")
+    options: dict[str, Any] = {name: getattr(args, name) for name in same}
+    options |= {"data": root, "data_of": own, "harness": harness}
+    options["settings"] = Settings(**given_settings(args, Settings))
     if (curves := _curves(args, models, tasks, options)) is not None:
         show_json(curves.facts())
         show_report(curves.table())
         show(f"{args.out}/{curves.name}.html")
         return
-    evaluation = evaluate(
-        models,
-        tasks,
-        all_checkpoints=args.all_checkpoints,
-        paths=args.paths,
-        without=args.without,
-        cluster=args.cluster,
-        **options,
-    )
+    apart = {name: getattr(args, name) for name in ("all_checkpoints", "paths", "without", "cluster")}
+    evaluation = evaluate(models, tasks, **apart, **options)
     written = args.leaderboard and write_babylm_results(evaluation, args.leaderboard, ewok_text=args.ewok_text)
     show_json(evaluation.facts())
     show_report(short_report(evaluation))

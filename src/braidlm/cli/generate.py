@@ -5,10 +5,10 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from braidlm.cli.settings import add_switches, number, options_of
+from braidlm.cli.settings import add_sampling, add_switches, number, options_of
 from braidlm.core.console import say, show, show_json, write
 from braidlm.core.errors import BraidError
-from braidlm.model.config.ranges import Choices, Count, CountOrZero, Layers, Length, Probability, Seed, Temperature
+from braidlm.model.config.ranges import Choices, CountOrZero, Layers, Length, Probability
 
 HELP = "continue a text with a model, and show what may come next"
 EPILOG = """examples:
@@ -24,43 +24,33 @@ USAGE = """%(prog)s MODEL PROMPT [PROMPT ...] [options]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
-    model = parser.add_argument("model", help="a model folder, a run, or one model of a study as STUDY/NAME")
-    prompts = parser.add_argument(
-        "prompt", nargs="+", metavar="prompt", help='text to continue; "" lets the model begin, - reads standard input'
-    )
+    add = parser.add_argument
+    model = add("model", help="a model folder, a run, or one model of a study as STUDY/NAME")
+    about = 'text to continue; "" lets the model begin, - reads standard input'
+    prompts = add("prompt", nargs="+", metavar="prompt", help=about)
     model.required = prompts.required = False  # a prompt study has --models and --prompts instead
     about = "at most this many new tokens (default 100; in a study 40)"
-    parser.add_argument("--max-tokens", type=number(Length), metavar="N", help=about)
-    parser.add_argument("--temperature", type=number(Temperature), help="0: the most probable token (default 0.8)")
-    parser.add_argument("--top-k", type=number(Count), metavar="N", help="choose among the N most probable tokens")
-    parser.add_argument(
-        "--top-p", type=number(Probability), metavar="P", help="choose among tokens that together have probability P"
-    )
-    parser.add_argument("--seed", type=number(Seed), help="the same seed gives the same text")
-    parser.add_argument("--greedy", action="store_true", default=None, help="always the most probable token")
+    add("--max-tokens", type=number(Length), metavar="N", help=about)
+    add_sampling(add, "text")
     about = "show the N most probable next tokens (default 0; in a study 3)"
-    parser.add_argument("--top-next", type=number(CountOrZero), metavar="N", help=about)
-    about = "pause tokens after the prompt (default 0)"
-    parser.add_argument("--pauses", type=number(CountOrZero), metavar="N", help=about)
-    add_switches(parser.add_argument)
-    early = parser.add_argument_group("early exit", "tokens that leave the model before its last layer")
-    early.add_argument("--exit-layer", type=number(Layers), metavar="N", help="leave after this layer, counted from 1")
+    add("--top-next", type=number(CountOrZero), metavar="N", help=about)
+    add("--pauses", type=number(CountOrZero), metavar="N", help="pause tokens after the prompt (default 0)")
+    add_switches(add)
+    early = parser.add_argument_group("early exit", "tokens that leave the model before its last layer").add_argument
+    early("--exit-layer", type=number(Layers), metavar="N", help="leave after this layer, counted from 1")
     about = "leave once the most probable token has probability P: after --exit-layer, or else after any layer"
-    early.add_argument("--exit-confidence", type=number(Probability), metavar="P", help=about)
-    early.add_argument(
-        "--speculate",
-        type=number(Choices),
-        metavar="N",
-        help="draft N tokens by the layers up to --exit-layer (default: a quarter of them) and verify them by the "
-        "others in one pass: the text is the whole model's, sooner",
+    early("--exit-confidence", type=number(Probability), metavar="P", help=about)
+    about = (
+        "draft N tokens by the layers up to --exit-layer (default: a quarter of them) and verify them by the "
+        "others in one pass: the text is the whole model's, sooner"
     )
-    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 (default auto)")
-    study = parser.add_argument_group("prompt study", "the same prompts, continued by several models side by side")
-    study.add_argument(
-        "--prompts", dest="file", metavar="FILE", help="a prompt a line, or .jsonl with `prompt` and `domain`"
-    )
-    study.add_argument("--models", nargs="+", metavar="MODEL", help="model folders, runs or studies")
-    study.add_argument("--out", metavar="REPORT", help="also write a report: .md, .html or .csv")
+    early("--speculate", type=number(Choices), metavar="N", help=about)
+    add("--device", help="auto, cpu, cuda, cuda:1 (default auto)")
+    about = "the same prompts, continued by several models side by side"
+    study = parser.add_argument_group("prompt study", about).add_argument
+    study("--prompts", dest="file", metavar="FILE", help="a prompt a line, or .jsonl with `prompt` and `domain`")
+    study("--models", nargs="+", metavar="MODEL", help="model folders, runs or studies")
+    study("--out", metavar="REPORT", help="also write a report: .md, .html or .csv")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -96,7 +86,6 @@ def _generate(args: argparse.Namespace) -> None:
     from braidlm.inspection.generate import generate
 
     prompts = [_standard_input() if prompt == STANDARD_INPUT else prompt for prompt in args.prompt]
-
     started = False
 
     def on_text(prompt: int, text: str) -> None:

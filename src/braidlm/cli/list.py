@@ -18,9 +18,8 @@ PAGES = "docs/papers"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", metavar="WHAT", help=", ".join(WHAT))
-    parser.add_argument(
-        "--data", metavar="DIR", help="tasks: the folder in which their data is looked for (default BRAID_DATA or data)"
-    )
+    about = "tasks: the folder in which their data is looked for (default BRAID_DATA or data)"
+    parser.add_argument("--data", metavar="DIR", help=about)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -42,20 +41,11 @@ def _recipes() -> list[Row]:
     return [{"name": name, "about": about} for name, about in list_recipes()]
 
 
-def _show_recipes(rows: list[Row]) -> None:
-    table(("recipe", ""), [(row["name"], row["about"]) for row in rows])
-
-
 def _papers() -> list[Row]:
     papers = [(*row["name"].split("/", 2), row["about"]) for row in _recipes() if row["name"].startswith("papers/")]
     return [
-        {
-            "paper": paper,
-            "command": f"braid train papers/{paper}/{table}",
-            "about": about,
-            "page": f"{PAGES}/{paper}.md",
-        }
-        for _, paper, table, about in papers
+        {"paper": paper, "command": f"braid train papers/{paper}/{name}", "about": about, "page": f"{PAGES}/{paper}.md"}
+        for _, paper, name, about in papers
     ]
 
 
@@ -67,13 +57,14 @@ def _show_papers(rows: list[Row]) -> None:
 
 
 def _data() -> list[Row]:
+    from braidlm.core.catalogue import about
     from braidlm.data.corpora.builtin import CORPORA
     from braidlm.data.sources.plan import FORMATS
 
-    corpora = [{"kind": "corpus", "name": name, "about": _summary(make), "files": []} for name, make in CORPORA.items()]
+    corpora = [{"kind": "corpus", "name": name, "about": about(make), "files": []} for name, make in CORPORA.items()]
     formats = {name: FORMATS[name] for name in FORMATS if name != "builtin"}  # the corpora above
     return corpora + [
-        {"kind": "source", "name": name, "about": _summary(part), "files": list(part.extensions)}
+        {"kind": "source", "name": name, "about": about(part), "files": list(part.extensions)}
         for name, part in formats.items()
     ]
 
@@ -126,8 +117,7 @@ def _show_tasks(rows: list[Row]) -> None:
     table(("task", "data", ""), [(row["name"], _where(row), _task_text(row)) for row in rows])
     suites = ", ".join(f"{name} ({len(tasks)} tasks)" for name, tasks in SUITES.items())
     show(f"\nSuites are names for several tasks, as in `braid eval MODEL babylm_fast`: {suites}.")
-    missing = sum(_where(row) == "not here" for row in rows)
-    if missing:
+    if missing := sum(_where(row) == "not here" for row in rows):
         show(
             f"The data of {missing} tasks is not here. `--data DIR` (or BRAID_DATA=DIR) says where data is; "
             "`braid eval MODEL TASK` says how to get what is missing."
@@ -162,13 +152,8 @@ def _default_text(option: Row) -> str:
     return default if isinstance(default, str) else json.dumps(default)
 
 
-def _summary(part: Any) -> str:
-    """The first line of a docstring."""
-    return str(part.__doc__).strip().split("\n")[0]
-
-
 WHAT: dict[str, tuple[Callable[[], list[Row]], Callable[[list[Row]], None]]] = {
-    "recipes": (_recipes, _show_recipes),
+    "recipes": (_recipes, lambda rows: table(("recipe", ""), [(row["name"], row["about"]) for row in rows])),
     "papers": (_papers, _show_papers),
     "parts": (_parts, _show_parts),
     "data": (_data, _show_data),

@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from pkgutil import iter_modules
+from typing import NoReturn
 
 import braidlm.cli
 from braidlm import __version__
@@ -109,23 +110,23 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
     own, word = _deepest(parser, argv[:1]), argv[1] if len(argv) > 1 else "-"
     kinds = None if own is parser else _kinds(own)
     if kinds is not None and not word.startswith("-") and word not in kinds:
-        near = did_you_mean(word, kinds)
-        console.error([f"{own.prog}: there is no kind '{word}'.{near}", f"`{own.prog} --help` says what each does."])
-        raise SystemExit(2)
+        _refuse(own, f"there is no kind '{word}'.{did_you_mean(word, kinds)}")
     args, extra = parser.parse_known_args(argv)
     unknown = next((word.split("=")[0] for word in extra if word.startswith("-")), None)
     own = _deepest(parser, argv)
     if unknown is not None:
         near = did_you_mean(unknown, [option for option in own._option_string_actions if option.startswith("--")])
-        console.error(
-            [f"{own.prog}: there is no option '{unknown}'.{near}", f"`{own.prog} --help` says what each does."]
-        )
-        raise SystemExit(2)
+        _refuse(own, f"there is no option '{unknown}'.{near}")
     if extra and not hasattr(args, "overrides"):
         own.error(f"unrecognized arguments: {' '.join(extra)}")
     if extra:
         args.overrides = [*args.overrides, *extra]
     return args
+
+
+def _refuse(parser: argparse.ArgumentParser, what: str) -> NoReturn:
+    console.error([f"{parser.prog}: {what}", f"`{parser.prog} --help` says what each does."])
+    raise SystemExit(2)
 
 
 def _deepest(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.ArgumentParser:

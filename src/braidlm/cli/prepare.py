@@ -22,21 +22,8 @@ EPILOG = """examples:
   braid prepare 's3://texts/web/*.jsonl.zst' --out s3://packed/web
   braid prepare hub:roneneldan/TinyStories --limit-words 10000000 --out data/tiny
 """
-DERIVED = (
-    "duplicates",
-    "quality",
-    "answer",
-    "chunk_tokens",
-    "section_bytes",
-    "encoding",
-    "errors",
-    "split",
-    "subset",
-    "documents",
-    "first",
-    "seed",
-)
-"""The fields of `ReadOptions` that are options as they are."""
+HERE = ("fields", "joiner", "template", "separator")
+"""The fields of `ReadOptions` that have options of their own kind."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,13 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from braidlm.data.tokenizing.tokenizer import SpaceBefore
 
     add = parser.add_argument
-    add(
-        "sources",
-        nargs="+",
-        metavar="SOURCE",
-        help="file, folder, glob, address (s3://...), hub:NAME[@REVISION][:SPLIT], stories, maths, arithmetic, python; "
-        "NAME=SOURCE makes several data sets",
+    about = (
+        "file, folder, glob, address (s3://...), hub:NAME[@REVISION][:SPLIT], stories, maths, arithmetic, python; "
+        "NAME=SOURCE makes several data sets"
     )
+    add("sources", nargs="+", metavar="SOURCE", help=about)
     add("--out", required=True, metavar="DIR", help="the folder to write, or an address (s3://...) for shards")
     add("--name", help="the data set's name (the folder's, unless given)")
     add("--replace", action="store_true", help="replace an existing data set")
@@ -79,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--template", default=template, metavar="TEXT", help=f"with an answer: the text of a document ({template})")
     separator = "text files: blank (lines), lines, file, or a text (blank); several: by patterns of file names"
     add("--separator", action="append", metavar="[PATTERN=]S", help=separator)
-    add_settings(parser, ReadOptions, "reading by kind of source", only=DERIVED)
+    add_settings(parser, ReadOptions, "reading by kind of source", but=HERE)
 
 
 def run(args: argparse.Namespace) -> None:

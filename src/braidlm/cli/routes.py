@@ -22,9 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("models", nargs="+", metavar="MODEL", help="a model folder, a run, or a study (all its models)")
     about = "a prompt a line, or JSONL with prompt and domain (papaformer: its 20 prompts)"
     add("--prompts", metavar="FILE", help=about)
-    add(
-        "--data", nargs="+", action="extend", metavar="NAME=PATH", help="packed folders or text; the name is the domain"
-    )
+    about = "packed folders or text; the name is the domain"
+    add("--data", nargs="+", action="extend", metavar="NAME=PATH", help=about)
     about = "of packed data, only what `holdout: SHARE` keeps from training"
     add("--held-out", type=number(Probability), metavar="SHARE", help=about)
     about = "at most this many tokens of each data set (20000)"

@@ -20,12 +20,8 @@ LIMITS = ("max_body", "max_seconds", "body_seconds")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "models",
-        nargs="+",
-        metavar="MODEL",
-        help="model folders, runs (the newest checkpoint), studies, folders of these, or ORG/NAME on the Hub",
-    )
+    about = "model folders, runs (the newest checkpoint), studies, folders of these, or ORG/NAME on the Hub"
+    add("models", nargs="+", metavar="MODEL", help=about)
     add("--host", default="127.0.0.1", help="the address to listen at; another than this machine's own needs a key")
     add("--port", type=number(CountOrZero), default=8000, metavar="N", help="0 is any free one (8000)")
     add("--api-key", metavar="KEY", help="what clients must know (default: BRAID_API_KEY of the environment)")
@@ -34,9 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--open", dest="open_page", action="store_true", help="open the page in the browser")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
     bounds = parser.add_argument_group("limits").add_argument
-    bounds(
-        "--rows", type=number(Rows), default=64, metavar="N", help="texts of a model that are continued at once (64)"
-    )
+    about = "texts of a model that are continued at once (64)"
+    bounds("--rows", type=number(Rows), default=64, metavar="N", help=about)
     about = "the longest text in tokens (default: the model's own limit)"
     bounds("--length", type=number(Length), metavar="N", help=about)
     bounds("--waiting", type=number(Count), default=256, metavar="N", help="texts that may wait for a row (256)")

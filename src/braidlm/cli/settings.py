@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from braidlm.core.catalogue import list_options
 from braidlm.core.errors import BraidError
+from braidlm.model.config.ranges import Count, Probability, Seed, Temperature
 from braidlm.model.config.strict import decode, plain_type
 
 COMMON = ("verb", "run", "quiet", "debug", "json")
@@ -40,13 +41,9 @@ def number(hint: Any) -> Callable[[str], Any]:
 
 
 def add_settings(
-    parser: argparse.ArgumentParser,
-    settings: type,
-    title: str,
-    prefix: str = "",
-    only: Collection[str] | None = None,
+    parser: argparse.ArgumentParser, settings: type, title: str, prefix: str = "", but: Collection[str] = ()
 ) -> None:
-    """An option for each field, or for some: flags for true and false, choices, numbers, texts and lists of these.
+    """An option for each field, `but` some: flags for true and false, choices, numbers, texts and lists of these.
 
     With a `prefix`, it is before the names of the options and of their arguments, and all of them may be left out.
     """
@@ -54,7 +51,7 @@ def add_settings(
     add = parser.add_argument_group(title).add_argument
     for field in list_options(settings):
         name, default = field["name"], field["default"]
-        if only is not None and name not in only:
+        if name in but:
             continue
         option = f"{prefix}{name}".replace("_", "-")
         shared: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field["about"], default)}
@@ -81,6 +78,20 @@ def common_options(**defaults: Any) -> argparse.ArgumentParser:
     help_text = "print the result for programs: one JSON document, messages on stderr"
     add("--json", action="store_true", help=help_text, **defaults)
     return common
+
+
+def add_sampling(add: Callable[..., Any], gives: str) -> None:
+    """The options of how tokens are chosen; those that are not given are left to the verb's function."""
+
+    def leave_out(option: str, **shared: Any) -> None:
+        add(option, default=argparse.SUPPRESS, **shared)
+
+    leave_out("--temperature", type=number(Temperature), help="0: the most probable token (default 0.8)")
+    leave_out("--top-k", type=number(Count), metavar="N", help="choose among the N most probable tokens")
+    about = "choose among tokens that together have probability P"
+    leave_out("--top-p", type=number(Probability), metavar="P", help=about)
+    leave_out("--seed", type=number(Seed), help=f"the same seed gives the same {gives}")
+    leave_out("--greedy", action="store_true", help="always the most probable token")
 
 
 def add_switches(add: Callable[..., Any]) -> None:

@@ -57,16 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from braidlm.training.machines import Machines
 
     parser.add_argument("x", metavar="X", help="a recipe's name or file, or a model, run, study or data folder")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="X|key=value",
-        help="others to compare it with, and changes to recipes",
-    )
-    parser.add_argument(
-        "--length", type=number(Length), metavar="N", help="tokens per text for FLOPs (default: the context)"
-    )
+    about = "others to compare it with, and changes to recipes"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="X|key=value", help=about)
+    about = "tokens per text for FLOPs (default: the context)"
+    parser.add_argument("--length", type=number(Length), metavar="N", help=about)
     help_text = "what the training of a recipe takes on so many GPUs: memory, traffic, speed and hours"
     parser.add_argument("--gpus", type=number(Count), metavar="N", help=help_text)
     add_settings(parser, Machines, "the machines of --gpus")
@@ -130,9 +124,8 @@ def _about(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "context", f"{facts['context']:,} tokens"
     yield "vocabulary", f"{facts['vocab_size']:,}{' (assumed)' if facts['vocab_size_assumed'] else ''}"
     if (ends := facts["ends"]) is not None:
-        shares = (
-            f"{ends['of_untied_tables']:.1%} of untied tables of tokens, {ends['of_tied_tables']:.1%} of a tied one"
-        )
+        untied, tied = f"{ends['of_untied_tables']:.1%}", f"{ends['of_tied_tables']:.1%}"
+        shares = f"{untied} of untied tables of tokens, {tied} of a tied one"
         yield "embedding and head", f"{ends['parameters']:,} parameters: {shares}"
     yield "forward FLOPs", f"{count(float(facts['flops_per_token']))} per token at {facts['length']:,} tokens"
     if facts["compression"]:
@@ -146,7 +139,8 @@ def _about(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if run:
         yield "checkpoint", run["checkpoint"] or "none yet"
     for kind in ("train", "validation"):
-        if numbers := {key: value for key, value in run.get(kind, {}).items() if _is_number(value)}:
+        record = {key: value for key, value in run.get(kind, {}).items() if isinstance(value, (int, float))}
+        if numbers := {key: value for key, value in record.items() if not isinstance(value, bool)}:
             yield f"last {kind} record", _described(numbers)
     yield from _lineage(facts["lineage"] or {})
     if facts["tokenizer"]:
@@ -202,9 +196,8 @@ def _comparison(facts: dict[str, Any]) -> Report:
     length = next(n for n in range(1, 100) if len({part[-n:] for part in parts}) == len(set(parts)))
     names = ["/".join(part[-length:]) for part in parts]  # as much of the end as tells them apart
     rows = [(label, *(_found(model, label) for model in models)) for label in COMPARED]
-    report = Report("").table(
-        Table(("", *names), [row for row in rows if any(cell != "-" for cell in row[1:])], keep=1)
-    )
+    known = [row for row in rows if any(cell != "-" for cell in row[1:])]
+    report = Report("").table(Table(("", *names), known, keep=1))
     for name, model in zip(names, models, strict=True):
         stages = [row["name"].split(": ", 1)[1] for row in model["stages"] if ": " in row["name"]]
         report.text(f"stages of {name}: {', '.join(stages)}")
@@ -264,10 +257,6 @@ def size(amount: int) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:,.3g} GB"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 REPORTS: dict[str, Callable[[dict[str, Any]], Report]] = {"data": _data, "study": _study, "comparison": _comparison}

@@ -21,11 +21,11 @@ the run is in runs/NAME, after the recipe's `name`; `out=DIR` is another folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name (see `braid list recipes`) or FILE.yaml")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="changes, e.g. training.batch=16 seed=2"
-    )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a recipe's name (see `braid list recipes`) or FILE.yaml")
+    about = "changes, e.g. training.batch=16 seed=2"
+    add("overrides", nargs="*", default=[], metavar="key=value", help=about)
+    add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     parser.add_argument("--fresh", action="store_true", help="remove what the run folder holds and start over")
     parser.add_argument("--multirun", action="store_true", help="one run for each combination of key=a,b,c")
     add_cluster(parser)
@@ -78,6 +78,5 @@ def _sweep(args: argparse.Namespace) -> None:
     runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh, cluster=args.cluster)
     show_sweep(runs)
     console.show_json({"runs": [record.run_facts() for record in swept(runs)]})
-    failed = [run.label for run in runs if run.failed]
-    if failed:
+    if failed := [run.label for run in runs if run.failed]:
         raise BraidError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
