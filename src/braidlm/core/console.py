@@ -97,16 +97,17 @@ def show(message: str) -> None:
 def show_json(facts: Any) -> None:
     """Print a verb's result for programs, if --json asks for it; numbers that JSON does not have are null."""
     if _document is not None:
-        _document.write(json.dumps(_plain(facts), ensure_ascii=False, indent=2, default=str) + "\n")
+        _document.write(json.dumps(plain_data(facts), ensure_ascii=False, indent=2, default=str) + "\n")
         _document.flush()
 
 
-def _plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
+    """Lists and dictionaries as JSON has them: a number that is not finite is null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {str(key): plain_data(one) for key, one in value.items()}
+    return [plain_data(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def warn(message: str) -> None:

@@ -64,7 +64,7 @@ def given_path(name: Path | str) -> Path:
     return Path(os.path.expanduser(name))
 
 
-def existing_folder(path: Path | str, todo: str | None = None) -> Path:
+def existing_folder(path: Path | str) -> Path:
     """A folder that is there and may be listed, or an error that says what is in its place."""
     folder = given_path(path)
     try:
@@ -78,7 +78,7 @@ def existing_folder(path: Path | str, todo: str | None = None) -> Path:
     except (OSError, ValueError) as error:
         explained = system_error(error, path)
         what = "there is no such folder" if explained.what == REASONS[errno.ENOENT] else explained.what
-        raise BraidError(what, explained.where, explained.todo or todo) from error
+        raise BraidError(what, explained.where, explained.todo) from error
     return folder
 
 

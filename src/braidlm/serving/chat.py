@@ -38,7 +38,7 @@ class Chat:
         self.engine, self.sampling, self.max_tokens, self.switches = engine, sampling, max_tokens, switches
         self.template = chat_template(engine.opened)
         self.answers: list[Answer] = []
-        """All of them, those that were interrupted too."""
+        """All answers, also those that were interrupted."""
         self._system: str | None = None
         self._begin = 0
         """Which answer is the first of this conversation."""

@@ -61,7 +61,7 @@ class Completion:
         self._error: Exception | None = None
         self._ended = False
         self.mailbox: Mailbox | None = None
-        """Of the event loop that reads the tokens, once it does."""
+        """The mailbox of the event loop that reads the tokens, once one does."""
         self._waiter: asyncio.Future[None] | None = None
         self._is_ready = False
         """Whether its mailbox has it already."""
@@ -125,7 +125,7 @@ class Mailbox:
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.loop: asyncio.AbstractEventLoop = proxy(loop)
         self.ready: deque[Completion] = deque()
-        """Those that have something new."""
+        """The completions that have something new."""
         self._called = False
         self._not_before = 0.0
 

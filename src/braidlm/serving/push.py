@@ -14,20 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.models.card import (
-    CARD,
-    NO_LICENCE,
-    front_matter,
-    licence_of,
-    licence_of_folder,
-    model_card,
-    model_index,
-    read_card,
-    results_section,
-    source_licences,
-    without_front_matter,
-    written_card,
-)
+from braidlm.core.models import card as cards
 from braidlm.core.models.integrity import check_finite
 from braidlm.core.reading import given_path, read_json
 from braidlm.opening.braid import OpenedBraid
@@ -117,13 +104,13 @@ def push(
     folder = opened.folder
     inside = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     chosen = [path for path in inside if path.is_file() and any(fnmatch(path.name, one) for one in PUSHED)]
-    left_out = [path.name for path in inside if path not in chosen and path.name != CARD]
+    left_out = [path.name for path in inside if path not in chosen and path.name != cards.CARD]
     stated = _licence(opened, licence)
     found, evaluated = _results(opened, results)
     card = _card(opened, name.split("/")[-1], stated, evaluated, language or [], tags or [])
-    notes = [] if stated else [f"licence: {NO_LICENCE} `--licence mit` states it for the card."]
+    notes = [] if stated else [f"licence: {cards.NO_LICENCE} `--licence mit` states it for the card."]
     notes += [] if found is None else [f"evaluation results: {found}"]
-    files = {path.name: path.stat().st_size for path in chosen} | {CARD: len(card.encode())}
+    files = {path.name: path.stat().st_size for path in chosen} | {cards.CARD: len(card.encode())}
     message = message or f"{opened.title}, pushed with Braid"
     plan = Push(name, str(folder), private, revision or "main", message, files, left_out, card, found, notes)
     for line in plan.lines():
@@ -169,18 +156,19 @@ def _card(
 ) -> str:
     """The folder's own card, or a new one where nobody has changed it, with what is stated now."""
     folder, lineage = opened.folder, opened.lineage
-    told, text = read_card(folder)
+    told, text = cards.read_card(folder)
     if lineage is None:
         told = {"library_name": "transformers", "pipeline_tag": "text-generation"} | told
         text = text or f"# {title}\n"
     else:
         model: Any = opened.info.model if isinstance(opened, OpenedBraid) and not opened.is_bridged else None
-        if not text or (folder / CARD).read_text(encoding="utf-8") == model_card(folder.name, lineage, model):
+        made = cards.model_card(folder.name, lineage, model)
+        if not text or (folder / cards.CARD).read_text(encoding="utf-8") == made:
             named = lineage | ({"licence": licence} if licence else {})
-            text = without_front_matter(model_card(title, named, model))
+            text = cards.without_front_matter(cards.model_card(title, named, model))
         base = getattr(opened, "base", None)  # of adapters
         bases = {} if base is None else {"base_model": [base.hub]}
-        told = front_matter(lineage) | bases | {key: value for key, value in told.items() if value}
+        told = cards.front_matter(lineage) | bases | {key: value for key, value in told.items() if value}
     if licence:
         told["license"] = licence
     own = told.get("tags") or []
@@ -189,16 +177,16 @@ def _card(
     if language:
         told["language"] = list(language)
     if evaluated is not None:
-        told["model-index"] = model_index(title, *evaluated)
-        text = f"{text.rstrip()}\n\n{results_section(evaluated[0])}"
-    return written_card(told, text)
+        told["model-index"] = cards.model_index(title, *evaluated)
+        text = f"{text.rstrip()}\n\n{cards.results_section(evaluated[0])}"
+    return cards.written_card(told, text)
 
 
 def _licence(opened: OpenedModel, given: str | None) -> str | None:
     """The licence for the card; where sources do not agree, somebody has to say which."""
     lineage = opened.lineage or {}
-    stated = given or licence_of_folder(opened.folder) or licence_of(lineage)
-    sources = source_licences(lineage)
+    stated = given or cards.licence_of_folder(opened.folder) or cards.licence_of(lineage)
+    sources = cards.source_licences(lineage)
     if not stated and len({one for one in sources.values() if one}) > 1:
         listed = "; ".join(f"{name}: {licence or 'not stated'}" for name, licence in sources.items())
         todo = "Say under which it may be given to others: `--licence NAME`, such as apache-2.0."
@@ -252,9 +240,8 @@ def _send(plan: Push, folder: Path) -> None:
             api.update_repo_settings(id, private=plan.private)
         if plan.revision != "main":
             api.create_branch(id, branch=plan.revision, exist_ok=True)
-        operations = [
-            CommitOperationAdd(name, plan.card.encode() if name == CARD else str(folder / name)) for name in plan.files
-        ]
+        contents = {name: plan.card.encode() if name == cards.CARD else str(folder / name) for name in plan.files}
+        operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
         info = api.create_commit(id, operations, commit_message=plan.message, revision=plan.revision)
     plan.name, plan.url, plan.commit = id, str(repository), info.oid
 

@@ -33,7 +33,7 @@ class PartSwitches:
         head = getattr(model, "head", None)
         self.members: tuple[str, ...] = tuple(getattr(head, "names", ()))
         self.set: Switches | None = None
-        """Those that were set last."""
+        """The switches that were set last."""
 
     def apply(self, switches: Switches) -> None:
         """Let these parts be active and no others; what is not known is an error."""

@@ -12,7 +12,7 @@ Setting = tuple[float, int | None, float | None, tuple[int, ...]]
 BLOCK = 256
 """How many random numbers are drawn at once."""
 TOKENS_AT_ONCE = 64
-"""Of how many tokens of a prompt the log-probabilities of a whole vocabulary are in memory together."""
+"""So many tokens of a prompt have the log-probabilities of a whole vocabulary in memory together."""
 
 
 class Chooser:

@@ -176,7 +176,7 @@ class EarlyExit:
             leave_after(model, self.layer)
 
     def decoder(self, model: BraidForCausalLM, batch: int, length: int) -> Decoder:
-        """For `batch` texts of at most `length` tokens of a model that is prepared."""
+        """The decoder for `batch` texts of at most `length` tokens of a model that is prepared."""
         if self.speculate is not None:
             return SpeculativeDecoder(model, batch, length, self.layer or drafting_layer(model), self.speculate)
         if self.confidence is not None:

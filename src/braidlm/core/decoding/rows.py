@@ -162,7 +162,7 @@ class RowDecoder:
         """`most` is how many texts there may be at once."""
         self.cache = model.cache()
         self.rows: list[Row] = []
-        """By their index."""
+        """The rows in the order of their index."""
         self.running = 0
         """How many rows, the first ones, generate; the prompts of the others are being read."""
         self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=self.device)

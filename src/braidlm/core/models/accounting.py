@@ -109,19 +109,11 @@ def cost_facts(cost: Cost, length: int, cached: int, compressed: int | None = No
 
     `cached` are the numbers that a token leaves in the cache, and `compressed` the bytes of compressed weights.
     """
-    return {
-        **vars(cost),
-        "length": length,
-        **others,
-        "memory": {
-            **({} if compressed is None else {"weights_compressed": compressed}),
-            "weights_float32": 4 * cost.parameters,
-            "weights_bfloat16": 2 * cost.parameters,
-            # Weights, gradients and two moments in float32; activations come on top.
-            "training_adamw": 16 * cost.parameters,
-            "cache_float32": 4 * cached * length,
-        },
-    }
+    memory = {} if compressed is None else {"weights_compressed": compressed}
+    memory |= {"weights_float32": 4 * cost.parameters, "weights_bfloat16": 2 * cost.parameters}
+    # Weights, gradients and two moments in float32; activations come on top.
+    memory |= {"training_adamw": 16 * cost.parameters, "cache_float32": 4 * cached * length}
+    return {**vars(cost), "length": length, **others, "memory": memory}
 
 
 def model_facts(model: BraidForCausalLM, length: int | None = None) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class Chunking:
 
     def __init__(self, config: Any = None):
         self.config: Any = config if config is not None else self.Config()
+        self.words_per_epoch: int | None = getattr(self.config, "words_per_epoch", None)
+        """How many words make an epoch; None if an epoch is the whole stream."""
 
     keeps_rows = False
     """Whether a row of the batch reads on where it stopped: then each data set has the same rows in every batch."""
@@ -47,11 +49,6 @@ class Chunking:
     def trained_lengths(self, stream: TokenStream, starts: np.ndarray, length: int) -> np.ndarray:
         """How many positions of each of the epoch's chunks are trained: all, unless its text ends before."""
         return np.full(len(starts), length)
-
-    @property
-    def words_per_epoch(self) -> int | None:
-        """How many words make an epoch; None if an epoch is the whole stream."""
-        return None
 
     def warning(self, stream: TokenStream, length: int) -> str | None:
         """A warning for the user before a stream is cut, or None."""
@@ -99,10 +96,6 @@ class ShuffledChunking(Chunking):
             words = stream.word_starts_at(stream.positions(starts[-1:], length))
             lengths[-1] = cut_at(words, 0, self.words_per_epoch - before, None)
         return lengths
-
-    @property
-    def words_per_epoch(self) -> int | None:
-        return self.config.words_per_epoch
 
     def warning(self, stream: TokenStream, length: int) -> str | None:
         """A warning that a stream has fewer words than an epoch should have, and how they are repeated."""

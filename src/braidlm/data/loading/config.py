@@ -100,10 +100,8 @@ class DataSetConfig:
         if len(given) != 1:
             out = "` or `".join(f"{name}=null" for name in given)
             both = f"; `{'` and `'.join(given)}` are given, and `{out}` takes one out" if given else ""
-            raise BraidError(
-                "give either `path` (a packed folder), `source` (text to prepare) or `folder` (a corpus with splits)"
-                f"{both}"
-            )
+            what = "give either `path` (a packed folder), `source` (text to prepare) or `folder` (a corpus with splits)"
+            raise BraidError(what + both)
         if self.path is not None and self.answer is not None:
             what = "`answer` has no effect on a packed folder"
             raise BraidError(what, todo="Pack it with `braid prepare SOURCE --answer NAME`.")
@@ -214,14 +212,13 @@ def _find_split(folder: Path, split: str, name: str, advice: str) -> str:
     if not matches:
         raise BraidError(f"the corpus '{name}' has no folder `{split}` and no file of that name", str(folder), advice)
     if len(matches) > 1:
-        raise BraidError(
-            f"the corpus '{name}' has more than one folder or file that begins with `{split}`: {', '.join(matches)}",
-            str(folder),
+        which = (
             f"Say which: `domains.{name}.split={matches[0]}` (in a recipe of one run, `data.sets.{name}.split=...`)."
-            if split != VALIDATION_SPLIT
-            else f"Leave only one, or give `source` and `validation` in place of `folder`, for example "
-            f"validation={folder / matches[0]}.",
         )
+        alone = "Leave only one, or give `source` and `validation` in place of `folder`, for example "
+        todo = f"{alone}validation={folder / matches[0]}." if split == VALIDATION_SPLIT else which
+        what = f"the corpus '{name}' has more than one folder or file that begins with `{split}`: {', '.join(matches)}"
+        raise BraidError(what, str(folder), todo)
     return str(folder / matches[0])
 
 

@@ -158,12 +158,10 @@ class Loader:
         place = Place(row_length, float(state["progress"]), column, int(state["cut"]))
         matters = self.chunking.keeps_rows or not place.begins_a_draw
         if matters and state["global_rows"] != self.global_rows:
-            problems.append(
-                f"each of {state['global_rows']} rows read a text of its own, and there are {self.global_rows} now"
-                if place.begins_a_draw
-                else f"the position is inside a batch of {state['global_rows']} rows, and a batch has "
-                f"{self.global_rows} now"
-            )
+            then, now = state["global_rows"], self.global_rows
+            inside = f"the position is inside a batch of {then} rows, and a batch has {now} now"
+            own = f"each of {then} rows read a text of its own, and there are {now} now"
+            problems.append(own if place.begins_a_draw else inside)
         if problems:
             todo = "Resume with the data and the settings of the run that was saved, or begin another: name=NAME."
             raise BraidError(with_changes("the saved position belongs to other data", problems), todo=todo)
@@ -218,12 +216,12 @@ class Loader:
         rows, _ = assign_rows(self.global_rows, shares, [0.0] * len(shares))
         for index, name in enumerate(self.names):
             if shares[index] > 0 and index not in rows:
-                raise BraidError(
+                what = (
                     f"with chunking '{kind}' each row reads one data set, and {self.global_rows} rows leave none for "
-                    f"'{name}', whose share is {shares[index]:.2%}",
-                    "mix",
-                    "Take a larger training.batch, give it a larger weight, or use chunking 'contiguous'.",
                 )
+                what += f"'{name}', whose share is {shares[index]:.2%}"
+                todo = "Take a larger training.batch, give it a larger weight, or use chunking 'contiguous'."
+                raise BraidError(what, "mix", todo)
         return rows
 
     def _take(
@@ -308,12 +306,10 @@ def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
         what = "what is in order or in shards is read to its end, and `words_per_epoch` ends epochs before"
         raise BraidError(what, "data.chunking", "Leave it out, or use data.order=shuffled with a data set in one.")
     if stream.shortest_part < length + 1:
-        raise BraidError(
-            f"the shortest of the {stream.parts} parts that it is read in has {stream.shortest_part} tokens, but a "
-            f"chunk of length {length} needs {length + 1}",
-            f"data set '{stream.name}'",
-            "Divide it into fewer parts (`data.order.pacing`), begin with a larger one, or prepare larger shards.",
-        )
+        what = f"the shortest of the {stream.parts} parts that it is read in has {stream.shortest_part} tokens, but a "
+        what += f"chunk of length {length} needs {length + 1}"
+        todo = "Divide it into fewer parts (`data.order.pacing`), begin with a larger one, or prepare larger shards."
+        raise BraidError(what, f"data set '{stream.name}'", todo)
 
 
 class Mixture:

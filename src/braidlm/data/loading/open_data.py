@@ -111,12 +111,10 @@ def _check_tokenizer(
 ) -> PackedData:
     if data.manifest.tokenizer != tokenizer.fingerprint:
         other = load_tokenizer(data.tokenizer_folder)
-        raise BraidError(
-            f"data sets '{first}' and '{name}' were prepared with different tokenizers: "
-            + "; ".join(differences(tokenizer, other)),
-            data.address,
-            "Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`.",
-        )
+        listed = "; ".join(differences(tokenizer, other))
+        what = f"data sets '{first}' and '{name}' were prepared with different tokenizers: {listed}"
+        todo = "Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`."
+        raise BraidError(what, data.address, todo)
     return data
 
 

@@ -64,22 +64,17 @@ class SortedPacing(OrderPacing):
         return (part + 1) % int(self.config.buckets)
 
 
-@dataclass
-class Growth:
-    """Options of pools that grow."""
-
-    start: Probability = 0.2
-    """The share of the text in the pool at the beginning."""
-    full: Probability = 0.5
-    """The progress of the training at which all of the text is in the pool."""
-    levels: Parts = 10
-    """How many steps the pool grows in; each begins a new epoch of the larger pool."""
-
-
 class GrowingPool(OrderPacing):
     """The pool has the first documents; it never shrinks, also where a larger budget sets the progress back."""
 
-    Config = Growth
+    @dataclass
+    class Config:
+        start: Probability = 0.2
+        """The share of the text in the pool at the beginning."""
+        full: Probability = 0.5
+        """The progress of the training at which all of the text is in the pool."""
+        levels: Parts = 10
+        """How many steps the pool grows in; each begins a new epoch of the larger pool."""
 
     def parts(self) -> list[tuple[float, float]]:
         start, levels = self.config.start, self.config.levels

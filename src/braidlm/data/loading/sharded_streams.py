@@ -64,7 +64,7 @@ class ShardedStream(TokenStream):
 
     @property
     def shortest_part(self) -> int:
-        """Of the shortest group that there can be, whatever the order."""
+        """The tokens of the shortest group that there can be, whatever the order."""
         return int(np.sort(self.tokens_of_shards)[: len(self.shards) // self.parts].sum())
 
     def part(self, number: int, seed: int) -> TokenStream:

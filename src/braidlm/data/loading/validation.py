@@ -33,7 +33,6 @@ class ValidationSet:
     """UTF-8 bytes of exactly those documents or answers: bits per byte is the summed loss / ln 2 / bytes."""
 
     def __len__(self) -> int:
-        """Batches."""
         return -(-len(self.starts) // self.rows)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -49,15 +48,13 @@ class ValidationSet:
                 # The very first token has nothing before it but the EOS that ends every other document, or, where
                 # documents have no end, the last token.
                 tokens[0, 0] = self.stream.read(self.end - 1, 1)[0][0] if eos is None else eos
-            padding = np.arange(self.length) >= used[:, None]
-            inputs = np.where(padding, tokens[0, 0], tokens[:, :-1])
-            ignored = padding | ~self.stream.targets_at(positions[:, 1:])
+            is_padding = np.arange(self.length) >= used[:, None]
+            inputs = np.where(is_padding, tokens[0, 0], tokens[:, :-1])
+            ignored = is_padding | ~self.stream.targets_at(positions[:, 1:])
             labels = np.where(ignored, IGNORED, tokens[:, 1:])
-            missing = ((0, self.rows - len(starts)), (0, 0))
-            yield (
-                np.pad(inputs, missing, constant_values=tokens[0, 0]),
-                np.pad(labels, missing, constant_values=IGNORED),
-            )
+            padding = ((0, self.rows - len(starts)), (0, 0))
+            inputs = np.pad(inputs, padding, constant_values=tokens[0, 0])
+            yield inputs, np.pad(labels, padding, constant_values=IGNORED)
 
 
 def validation_windows(

@@ -50,13 +50,13 @@ class ShardFacts:
     """What data.json says of one shard of a data set."""
 
     name: str
-    """Its folder in that of the data set."""
+    """The shard's folder in that of the data set."""
     tokens: Count
     documents: Count
     words: CountOrZero
     bytes: CountOrZero
     sha256: str
-    """Of its files; see `shard_sha256`."""
+    """The hash of its files; see `shard_sha256`."""
     targets: TargetCounts | None = None
 
 

@@ -28,7 +28,7 @@ from braidlm.data.packing.sharded import open_packed
 from braidlm.data.packing.shards import Limit, ShardCounts, assemble
 from braidlm.data.packing.tokenizer_choice import MEGABYTE, choose_tokenizer, make_tokenizer
 from braidlm.data.packing.workers import Job, pack_all, work_folder
-from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, no_documents, plan_shards
+from braidlm.data.sources.plan import ReadOptions, check_answers, check_utf8, no_documents, plan_shards
 from braidlm.data.sources.text import unmatched_patterns
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.data.tokenizing.tokenizer import SpaceBefore
@@ -89,16 +89,10 @@ def prepare(
     if limit and address is not None:
         raise BraidError("a data set at an address has no limit", address, "Leave it out, or prepare into a folder.")
     name = name or out.resolve().name
-    facts = {
-        "format": FORMAT,
-        "name": name,
-        "sources": plan.fingerprints,
-        "reading": options.facts(),
-        "tokenizer": choice.fingerprint,
-        "limit": asdict(limit),
-        # Continuing with other shard boundaries would lose documents.
-        "shards": [[shard.source, shard.start, shard.stop] for shard in plan.shards],
-    }
+    facts = {"format": FORMAT, "name": name, "sources": plan.fingerprints, "reading": options.facts()}
+    facts |= {"tokenizer": choice.fingerprint, "limit": asdict(limit)}
+    # Continuing with other shard boundaries would lose documents.
+    facts["shards"] = [[shard.source, shard.start, shard.stop] for shard in plan.shards]
     # Equal for the same sources in the same state, packed in the same way.
     key = json_sha256(facts)
     place = out if address is None else address
@@ -109,7 +103,11 @@ def prepare(
     with explained_disk_errors(out), work_folder(out, key, wait) as folder:
         if (finished := _finished(place, key, replace)) is not None:  # by another process, since it was asked above
             return finished
-        _warn_of_skipped(plan, options)
+        for pattern in unmatched_patterns(options.separator, [shard.source for shard in plan.shards]):
+            warn(f"no file matches the pattern '{pattern}' of the separators")
+        if skipped := plan.skipped:
+            kinds = ", ".join(sorted({Path(file).suffix or Path(file).name for file in skipped})[:8])
+            warn(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of a kind that is not read: left out ({kinds})")
         if address is not None:
             shared_tokenizer(address, key, folder / "tokenizer")
         used = make_tokenizer(choice, plan, options, limit, folder)
@@ -128,14 +126,6 @@ def prepare(
         else:
             assemble(folder, out, name, used, packed, limit, origin, job.has_prompts)
     return open_packed(place)
-
-
-def _warn_of_skipped(plan: ShardPlan, options: ReadOptions) -> None:
-    for pattern in unmatched_patterns(options.separator, [shard.source for shard in plan.shards]):
-        warn(f"no file matches the pattern '{pattern}' of the separators")
-    if skipped := plan.skipped:
-        kinds = ", ".join(sorted({Path(file).suffix or Path(file).name for file in skipped})[:8])
-        warn(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of a kind that is not read: left out ({kinds})")
 
 
 def _finished(out: Path | str, key: str, replace: bool) -> PackedData | None:
@@ -255,11 +245,11 @@ def prepare_sets(
     A tokenizer is trained on the first set only, since it should not see the text that the others hold out. `options`
     are those of `prepare`.
     """
-    if not is_address(out):
-        out = Path(out).expanduser()
+    out = out if is_address(out) else Path(out).expanduser()
     if is_packed(out):
-        what = "this is one data set, and several were to be put into it"
-        raise BraidError(what, str(out), "Choose another `--out`.")
+        raise BraidError(
+            "this is one data set, and several were to be put into it", str(out), "Choose another `--out`."
+        )
     for name in sets:
         check_folder_name("the name of a data set", name)
     packed: dict[str, PackedData] = {}

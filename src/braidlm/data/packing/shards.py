@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -51,9 +52,9 @@ class ShardCounts:
     unsafe_cuts: CountOrZero = 0
     """Places at which a long document was cut for encoding although the tokens there may be others."""
     target_bytes: CountOrZero = 0
-    """Of a shard at an address: bytes that are to be predicted."""
+    """The bytes that are to be predicted, of a shard at an address."""
     sha256: str = ""
-    """Of a shard at an address: the hash of its files."""
+    """The hash of its files, of a shard at an address."""
 
     def add(self, rows: np.ndarray) -> None:
         """Count documents; see `COLUMNS`."""
@@ -179,10 +180,12 @@ def _batches(pieces: Iterable[Piece], packer: Packer, counts: ShardCounts, where
             counts.empty += 1
             continue
         marked, before, prompt = False, "", document.prompt
-        for part, ends in _with_end(packer.cutter.parts(texts)):
+        parts: Iterator[str | None] = chain(packer.cutter.parts(texts), [None])
+        for part, following in pairwise(parts):
+            assert part is not None
             marked = marked or (eos is not None and eos in before[-len(eos) :] + part)
             within_word = bool(before) and not (before[-1].isspace() or part[0].isspace())
-            batch.append(_Part(part, ends, within_word, min(prompt, len(part)), number))
+            batch.append(_Part(part, following is None, within_word, min(prompt, len(part)), number))
             before, prompt, size = part, max(prompt - len(part), 0), size + len(part)
             if size >= BATCH_CHARS:
                 yield batch
@@ -191,15 +194,6 @@ def _batches(pieces: Iterable[Piece], packer: Packer, counts: ShardCounts, where
     if batch:
         yield batch
     counts.unsafe_cuts, packer.cutter.unsafe = packer.cutter.unsafe, 0
-
-
-def _with_end(parts: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """Each part with whether it is the last."""
-    current = next(parts)
-    for following in parts:
-        yield current, False
-        current = following
-    yield current, True
 
 
 def _documents(texts: np.ndarray, carried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -276,19 +270,17 @@ def manifest_of(
     has_prompts: bool,
 ) -> Manifest:
     """The manifest of a data set, made of these shards."""
-    return Manifest(
-        name=name,
-        tokens=totals.tokens,
-        documents=totals.documents,
-        words=totals.words,
-        bytes=totals.bytes,
-        dtype="uint16" if token_dtype(tokenizer.vocab_size) == np.uint16 else "uint32",
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
-        tokenizer=tokenizer.fingerprint,
-        source=source | {"empty_documents": sum(shard.empty for shard in shards), "braidlm": __version__},
-        targets=TargetCounts(totals.targets, totals.target_bytes) if has_prompts else None,
-    )
+    counts = {key: getattr(totals, key) for key in ("tokens", "documents", "words", "bytes")}
+    source = source | {"empty_documents": sum(shard.empty for shard in shards), "braidlm": __version__}
+    targets = TargetCounts(totals.targets, totals.target_bytes) if has_prompts else None
+    dtype: Any = token_dtype(tokenizer.vocab_size).name
+    told: dict[str, Any] = {
+        "eos_id": tokenizer.eos_id,
+        "tokenizer": tokenizer.fingerprint,
+        "source": source,
+        "targets": targets,
+    }
+    return Manifest(name, **counts, dtype=dtype, vocab_size=tokenizer.vocab_size, **told)
 
 
 def join(

@@ -86,9 +86,8 @@ class Job:
             return ShardCounts(documents=look(pieces, self.options, self.filter_file(index, "look")))
         if self.options.filters:
             pieces = kept(pieces, np.load(self.filter_file(index, "kept"), allow_pickle=False))
-        counts = pack_shard(
-            pieces, packer, self.has_prompts, self.results, index, shard.place, self.options.chunk_tokens
-        )
+        chunk, where = self.options.chunk_tokens, shard.place
+        counts = pack_shard(pieces, packer, self.has_prompts, self.results, index, where, chunk)
         if self.address is None:
             return counts
         dtype = token_dtype(packer.tokenizer.vocab_size)
@@ -111,9 +110,8 @@ def pack_all(
     """
     if jobs.is_remote:
         kind = "look at" if job.looks else "pack"
-        yield from jobs.finished(
-            {i: jobs.start(f"{kind} shard {i}", _pack_one, job.folder, i, gpus=0) for i in indices}
-        )
+        started = {i: jobs.start(f"{kind} shard {i}", _pack_one, job.folder, i, gpus=0) for i in indices}
+        yield from jobs.finished(started)
     elif min(workers, len(indices)) <= 1:
         packer = job.packer()
         with _tokenizer_threads(workers > 1):
@@ -209,16 +207,15 @@ def _feed(
                 answer = process.stdout.readline()
             except (OSError, ValueError):
                 answer = ""
-            answers.put((index, json.loads(answer) if answer.endswith("\n") else _crash_error(process)))
-
-
-def _crash_error(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    code = process.wait()
-    reason = "it was killed; is there enough memory?" if code < 0 else f"exit code {code}"
-    todo = (
-        "Finished shards are kept: run the same command again to continue, with fewer `--workers` if memory is short."
-    )
-    return {"error": ["a packing process ended unexpectedly", reason, todo]}
+            if answer.endswith("\n"):
+                answers.put((index, json.loads(answer)))
+                continue
+            code = process.wait()
+            reason = "it was killed; is there enough memory?" if code < 0 else f"exit code {code}"
+            todo = (
+                "Finished shards are kept: run the same command again to continue, with fewer `--workers` if memory is "
+            )
+            answers.put((index, {"error": ["a packing process ended unexpectedly", reason, todo + "short."]}))
 
 
 @contextlib.contextmanager

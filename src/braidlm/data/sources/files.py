@@ -25,8 +25,6 @@ ONE_BYTE_NEWLINES = ("utf-8", "utf8", "ascii", "latin", "iso-8859", "iso8859", "
 BUFFER = 1 << 18
 ZSTD_INPUT = 1 << 12
 """Compressed bytes unpacked at a time: the library returns all that they hold, at worst 30,000 times as many."""
-
-
 DAMAGED = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 """What reading a damaged compressed file raises."""
 
@@ -193,13 +191,10 @@ class Decoder:
         except UnicodeDecodeError as error:
             at, byte = position - len(held) + error.start, error.object[error.start]
             unpacked = " (counted in the unpacked file)" if is_compressed(self.shard.source) else ""
-            raise BraidError(
-                f"byte {at} ({byte:#04x}) is not {self.options.encoding.upper()} text{unpacked}",
-                self.shard.source,
-                "If the file has another encoding, name it: `--encoding latin-1` for `braid prepare`, `encoding: "
-                "latin-1` for a set in a recipe. `--errors replace`, or `errors: replace`, puts � in place of what "
-                "cannot be read.",
-            ) from None
+            what = f"byte {at} ({byte:#04x}) is not {self.options.encoding.upper()} text{unpacked}"
+            todo = "If the file has another encoding, name it: `--encoding latin-1` for `braid prepare`, `encoding: "
+            todo += "latin-1` for a set in a recipe. `--errors replace`, or `errors: replace`, puts � in place of what "
+            raise BraidError(what, self.shard.source, todo + "cannot be read.") from None
         if ends:
             self._open = None
         return text.removeprefix("\ufeff") if position == 0 else text

@@ -90,9 +90,8 @@ class ReadOptions:
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         decode(ReadOptions, self)
         if self.template.count(QUESTION) != 1 or self.template.find(ANSWER) != len(self.template) - len(ANSWER):
-            raise BraidError(
-                f"a template has {QUESTION} once and ends with {ANSWER}, which is nowhere else in it: {self.template!r}"
-            )
+            what = f"a template has {QUESTION} once and ends with {ANSWER}, which is nowhere else in it: "
+            raise BraidError(what + repr(self.template))
         if not all([self.separator] if isinstance(self.separator, str) else self.separator.values()):
             raise BraidError("the separator is empty", todo="Choose blank, lines, file, or any text.")
         if self.chunk_tokens is not None and self.answer is not None:
@@ -100,8 +99,9 @@ class ReadOptions:
         try:
             codecs.lookup(self.encoding)
         except LookupError:
-            what = f"unknown encoding '{self.encoding}'"
-            raise BraidError(what, todo="For example utf-8, latin-1, utf-16.") from None
+            raise BraidError(
+                f"unknown encoding '{self.encoding}'", todo="For example utf-8, latin-1, utf-16."
+            ) from None
 
     @property
     def filters(self) -> bool:
@@ -110,12 +110,9 @@ class ReadOptions:
 
     def facts(self) -> dict[str, Any]:
         """The options as plain data; of some options only those in use: earlier versions had none."""
-        unused = ["answer", "template"] if self.answer is None else []
-        unused += ["section_bytes"] if self.section_bytes is None else []
-        unused += ["chunk_tokens"] if self.chunk_tokens is None else []
-        unused += ["duplicates"] if self.duplicates == "keep" else []
-        unused += ["quality"] if not self.quality else []
-        return {name: value for name, value in asdict(self).items() if name not in unused}
+        idle: dict[str, Any] = {"section_bytes": None, "chunk_tokens": None, "duplicates": "keep", "quality": ()}
+        idle |= {"answer": None, "template": self.template} if self.answer is None else {}
+        return {name: value for name, value in asdict(self).items() if name not in idle or value != idle[name]}
 
 
 @dataclass(frozen=True)

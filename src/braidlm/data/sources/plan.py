@@ -74,19 +74,14 @@ def _expand(source: str, skipped: list[str]) -> list[tuple[str, str]]:
         if (name := FORMATS[kind].named(source)) is not None:
             return [(kind, name)]
     if is_address(source):
-        return _expand_address(source, skipped)
+        if not (files := files_at(source)):
+            raise BraidError("there is nothing at this address", source, "Check the bucket and the name.")
+        return _known_files(files, source, skipped)
     with explained_system_errors(source):
         pairs = _expand_path(source, skipped)
     for _, path in pairs:
         check_utf8(path)
     return pairs
-
-
-def _expand_address(source: str, skipped: list[str]) -> list[tuple[str, str]]:
-    files = files_at(source)
-    if not files:
-        raise BraidError("there is nothing at this address", source, "Check the bucket and the name.")
-    return _known_files(files, source, skipped)
 
 
 def no_documents(where: str | None = None) -> BraidError:
@@ -135,7 +130,7 @@ def _is_made(folder: Path) -> bool:
 
 
 def _known_files(files: list[str], source: str, skipped: list[str]) -> list[tuple[str, str]]:
-    """Those of the files whose format is known; the others are skipped."""
+    """The files whose format is known, each with it; the others are skipped."""
     kinds = _by_extension()
     known = [(kind, file) for file in files if (kind := kinds.get(extension(file)))]
     skipped += sorted(set(files) - {file for _, file in known})

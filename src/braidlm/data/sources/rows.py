@@ -268,12 +268,11 @@ def _unknown(name: str, known: Any, where: str, step: str | None = None) -> Brai
     names = [str(item) for item in known]
     listed = f" It has: {', '.join(names)}." if names else ""
     hint = did_you_mean(step or name, names) if names else ""
-    return BraidError(
-        f"there is no field '{name}'.{hint if 'Did you' in hint else ''}{listed}",
-        where,
+    todo = (
         "Choose with `--field NAME` (several: `--field A --field B`; inside an object: `--field A.B`), an answer with "
-        "`--answer NAME`.",
     )
+    what = f"there is no field '{name}'.{hint if 'Did you' in hint else ''}{listed}"
+    return BraidError(what, where, todo + "`--answer NAME`.")
 
 
 def _text_of(row: Mapping[str, Any], name: str, options: ReadOptions, where: str) -> str:

@@ -245,7 +245,7 @@ def unescaped(text: str) -> str:
 
 
 def _matches(path: Path | str, pattern: str) -> bool:
-    """By the file's name, or the end of its path if the pattern has folders; with or without a last suffix (`.gz`)."""
+    """Whether the name fits, or the path if the pattern has folders; with or without a last suffix (`.gz`)."""
     path = Path(path)
     names = (path.as_posix(), path.with_suffix("").as_posix())
     return any(fnmatch(name, f"*/{pattern}") or name == pattern for name in names)

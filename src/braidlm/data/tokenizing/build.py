@@ -70,23 +70,19 @@ def _from_folder(folder: Path) -> BraidTokenizer:
     vocab, merges = sorted(folder.glob("*vocab.json")), sorted(folder.glob("*merges.txt"))
     if len(vocab) == len(merges) == 1:
         return _from_vocab_and_merges(vocab[0], merges[0], folder / "tokenizer_config.json")
-    raise BraidError(
-        "this folder holds no tokenizer: neither tokenizer.json nor one vocab.json with its merges.txt",
-        str(folder),
-        "A slow tokenizer becomes a fast one with transformers: "
-        "`AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER)`.",
-    )
+    what = "this folder holds no tokenizer: neither tokenizer.json nor one vocab.json with its merges.txt"
+    todo = "A slow tokenizer becomes a fast one with transformers: "
+    raise BraidError(what, str(folder), f"{todo}`AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER)`.")
 
 
 def _from_file(path: Path, config: Path) -> BraidTokenizer:
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
-        raise BraidError(
-            f"this is not a tokenizer.json of a fast tokenizer ({error})",
-            str(path),
-            "If it is damaged, use another copy; the same `braid train` command repairs the last checkpoint of a run.",
-        ) from None
+        todo = (
+            "If it is damaged, use another copy; the same `braid train` command repairs the last checkpoint of a run."
+        )
+        raise BraidError(f"this is not a tokenizer.json of a fast tokenizer ({error})", str(path), todo) from None
     return _with_settings(backend, config)
 
 
@@ -145,11 +141,10 @@ def _from_hub(name: str) -> BraidTokenizer:
         what = f"there is no folder or file '{name}', and no model of that name on the Hub"
         raise BraidError(what, todo="Check the spelling; for a private model log in with `hf auth login`.") from None
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
-        raise BraidError(
-            f"there is no folder or file '{name}', and the Hub cannot be reached ({type(error).__name__})",
-            todo="Check the path; or connect once so that the tokenizer gets into the cache; or copy its "
-            "tokenizer.json and tokenizer_config.json into a folder and give that.",
-        ) from None
+        what = f"there is no folder or file '{name}', and the Hub cannot be reached ({type(error).__name__})"
+        todo = "Check the path; or connect once so that the tokenizer gets into the cache; or copy its "
+        todo += "tokenizer.json and tokenizer_config.json into a folder and give that."
+        raise BraidError(what, todo=todo) from None
     if vocab is None or merges is None:
         todo = "Convert it with transformers: `AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)`."
         raise BraidError(f"'{name}' has no fast tokenizer (no tokenizer.json) on the Hub", todo=todo)

@@ -23,8 +23,6 @@ or these and every further line."""
 BETWEEN_LINES = ("\n", "\n ")
 """The end of a line, and what the normalizer makes of it; decoding turns it back. A line that begins with spaces gets
 one more, so that none is lost."""
-
-
 ROLES = ("eos", "bos", "pad", "unk", "mask")
 PAUSE = "<pause>"
 """The special token that gives a model time before it answers; it is never predicted."""
@@ -261,9 +259,8 @@ def _without_defaults(value: Any) -> Any:
     if isinstance(value, dict):
         kept = {key: _without_defaults(item) for key, item in value.items()}
         # False by identity: an id of 0 is set, and equal to it.
-        return {
-            key: item for key, item in kept.items() if item is not None and item is not False and item not in ("", [])
-        }
+        unset = [key for key, item in kept.items() if item is None or item is False or item in ("", [])]
+        return {key: item for key, item in kept.items() if key not in unset}
     if isinstance(value, list):
         return [_without_defaults(item) for item in value] if value and not isinstance(value[0], str) else value
     return value

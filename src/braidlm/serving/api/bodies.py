@@ -50,7 +50,7 @@ class SwitchesBody(Body):
     """Members of an average or a posterior that stay active."""
 
     def switches(self) -> Switches:
-        """For the engine."""
+        """The switches as the engine takes them."""
         paths, members = (None if names is None else tuple(names) for names in (self.paths, self.members))
         return Switches(paths, tuple(self.without), tuple(self.gates_off), members)
 
@@ -147,7 +147,7 @@ class Message(Body):
     name: Name | None = None
 
     def plain(self) -> dict[str, str]:
-        """As chat templates read it."""
+        """The message as chat templates read it."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         named = {} if self.name is None else {"name": self.name}
         return {"role": self.role, "content": content, **named}

@@ -38,7 +38,7 @@ class Openai:
     def __init__(self, models: ServedModels, limits: Limits, metrics: Metrics):
         self.models, self.limits, self.metrics = models, limits, metrics
         self._texts: dict[str, TokenTexts] = {}
-        """By the tokenizers' fingerprints."""
+        """The texts of tokens by the fingerprints of tokenizers."""
 
     def router(self) -> APIRouter:
         """The routes as FastAPI takes them."""

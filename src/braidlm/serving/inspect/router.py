@@ -1,7 +1,7 @@
 """`/braid/...`: what looks inside models, runs and reports, over HTTP."""
 
 import asyncio
-import math
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
 
+from braidlm.core.console import plain_data
 from braidlm.core.decoding.generation import encode_prompts, next_after, token_texts
 from braidlm.core.errors import BraidError
 from braidlm.inspection.layers import routing_modules, short_labels
@@ -28,24 +29,7 @@ from braidlm.serving.api.errors import ApiError
 from braidlm.serving.api.safety import REPORT_POLICY
 from braidlm.serving.chat_template import chat_template
 from braidlm.serving.engine import Busy, Switches
-from braidlm.serving.inspect.answers import (
-    MAX_TOKENS,
-    ChangesAnswer,
-    ChangesBody,
-    LineageAnswer,
-    MetricsAnswer,
-    ModelAnswer,
-    ModelsAnswer,
-    Modules,
-    NextAnswer,
-    NextBody,
-    RoutingsAnswer,
-    RoutingsBody,
-    RunsAnswer,
-    SamplesAnswer,
-    TokensAnswer,
-    TokensBody,
-)
+from braidlm.serving.inspect import answers
 from braidlm.serving.inspect.folders import ServedFolders
 from braidlm.serving.models import ServedModel, ServedModels
 from braidlm.studies.show import folder_facts
@@ -68,36 +52,36 @@ def _model_routes(api: APIRouter, models: ServedModels, folders: ServedFolders) 
     facts: dict[Path, Any] = {}
     """By the folder of a model, because finding them builds its modules or reads all of it."""
 
-    def found(model: ServedModel) -> ModelAnswer:
+    def found(model: ServedModel) -> answers.ModelAnswer:
         told: dict[str, Any] = {"name": model.name, "loaded": model.engine is not None}
         told["run"] = folders.run_id(model.run)
         try:
             opened = model.opened
             if opened.folder not in parts:
                 parts[opened.folder] = _parts(opened)
-            return ModelAnswer(**told, **parts[opened.folder])
+            return answers.ModelAnswer(**told, **parts[opened.folder])
         except BraidError as error:  # a run before its first checkpoint, a folder that was removed
-            return ModelAnswer(**told, problem=str(error))
+            return answers.ModelAnswer(**told, problem=str(error))
 
     @api.get("/braid/models", tags=["models"])
-    def served_models() -> ModelsAnswer:
+    def served_models() -> answers.ModelsAnswer:
         """All models that are served, with the names of their parts that can be switched off."""
-        return ModelsAnswer(models=[found(model) for model in models.served.values()])
+        return answers.ModelsAnswer(models=[found(model) for model in models.served.values()])
 
     @api.get("/braid/models/{name:path}/facts", tags=["models"])
     def model_facts(name: str) -> dict[str, Any]:
         """What `braid show MODEL --json` says: sizes, costs, stages, problems."""
         opened = models.find(name).opened
         if opened.folder not in facts:
-            facts[opened.folder] = _finite(folder_facts(opened))
+            facts[opened.folder] = json.loads(json.dumps(plain_data(folder_facts(opened)), default=str))
         return facts[opened.folder]
 
     @api.get("/braid/models/{name:path}/lineage", tags=["models"])
-    def lineage(name: str) -> LineageAnswer:
+    def lineage(name: str) -> answers.LineageAnswer:
         """What came from where: models, recipes, edits and data, as far as lineage.json and the folders tell."""
         model = models.find(name)
         graph = lineage_graph(model.opened.title, model.opened.lineage, folders.lineage_of)
-        return LineageAnswer.model_validate(graph, from_attributes=True)
+        return answers.LineageAnswer.model_validate(graph, from_attributes=True)
 
 
 def _text_routes(api: APIRouter, models: ServedModels) -> None:
@@ -119,24 +103,24 @@ def _text_routes(api: APIRouter, models: ServedModels) -> None:
             asked -= 1
 
     @api.post("/braid/tokens", tags=["tokens"])
-    def tokens(body: TokensBody) -> TokensAnswer:
+    def tokens(body: answers.TokensBody) -> answers.TokensAnswer:
         """A text as the model's tokens, with those that begin a text."""
         found = models.find(body.model)
         ids = _read(found, body.text, "text")
-        return TokensAnswer.model_validate({"tokens": _tokens(found.opened.tokenizer, ids)})
+        return answers.TokensAnswer.model_validate({"tokens": _tokens(found.opened.tokenizer, ids)})
 
     @api.post("/braid/next", tags=["tokens"])
-    async def next_token(body: NextBody) -> NextAnswer:
+    async def next_token(body: answers.NextBody) -> answers.NextAnswer:
         """The most probable tokens after a prompt, as `braid generate --top-next` gives them."""
         found, switches = models.find(body.model), body.switches.switches()
         with place():
             ids = await asyncio.to_thread(_read, found, body.prompt, "prompt", body.tokens)
             tokenizer, engine = found.opened.tokenizer, await models.engine(body.model)
             best = await engine.call(lambda model: next_after(model, tokenizer, ids, body.top), switches)
-        return NextAnswer.model_validate({"tokens": best}, from_attributes=True)
+        return answers.NextAnswer.model_validate({"tokens": best}, from_attributes=True)
 
-    @api.post("/braid/routings", tags=["tokens"], response_model=RoutingsAnswer)
-    async def routings(body: RoutingsBody) -> Response:
+    @api.post("/braid/routings", tags=["tokens"], response_model=answers.RoutingsAnswer)
+    async def routings(body: answers.RoutingsBody) -> Response:
         """Who goes where: for each token and layer, the paths, experts, members or depths that serve it, and what gates
         add. The choices are those of `braid routes`."""
         found, switches = models.find(body.model), body.switches.switches()
@@ -145,14 +129,14 @@ def _text_routes(api: APIRouter, models: ServedModels) -> None:
             engine = await models.engine(body.model)
             layers = await engine.call(lambda model: token_routings(model, ids), switches)
 
-            def answer() -> RoutingsAnswer:
+            def answer() -> answers.RoutingsAnswer:
                 told = {"tokens": _tokens(found.opened.tokenizer, ids), "layers": layers}
-                return RoutingsAnswer.model_validate(told, from_attributes=True)
+                return answers.RoutingsAnswer.model_validate(told, from_attributes=True)
 
             return await _written(answer)
 
-    @api.post("/braid/changes", tags=["tokens"], response_model=ChangesAnswer)
-    async def changes(body: ChangesBody) -> Response:
+    @api.post("/braid/changes", tags=["tokens"], response_model=answers.ChangesAnswer)
+    async def changes(body: answers.ChangesBody) -> Response:
         """How the prediction of a text changes with parts switched off, or from one model to another."""
         one, other = models.find(body.model), models.find(body.other or body.model)
         with place():
@@ -161,36 +145,36 @@ def _text_routes(api: APIRouter, models: ServedModels) -> None:
                 sides = [(one, body.against.switches()), (other, body.switches.switches())]
                 before, after = [await _predicted(models, side.name, ids, switches) for side, switches in sides]
 
-                def answer() -> ChangesAnswer:
+                def answer() -> answers.ChangesAnswer:
                     tokenizer = one.opened.tokenizer
                     change = text_change(before, after, ids, tokenizer)
                     pieces = zip(_tokens(tokenizer, ids), change.tokens, strict=True)
                     tokens = [piece | vars(token) for piece, token in pieces]
                     bits = {"bits_before": change.bits_before, "bits_after": change.bits_after}
-                    return ChangesAnswer.model_validate({"tokens": tokens} | bits)
+                    return answers.ChangesAnswer.model_validate({"tokens": tokens} | bits)
 
                 return await _written(answer)
 
 
 def _run_routes(api: APIRouter, models: ServedModels, folders: ServedFolders) -> None:
     @api.get("/braid/runs", tags=["runs"])
-    def runs() -> RunsAnswer:
+    def runs() -> answers.RunsAnswer:
         """The runs and reports in the folders that the server was started with; new ones appear within seconds."""
         found = folders.found
         served = {folders.run_id(model.run): name for name, model in models.served.items()}
         listed = [run.summary() | {"model": served.get(run.id)} for run in found.runs.values()]
         reports = [vars(report) | {"url": f"/reports/{report.id}"} for report in found.reports.values()]
-        return RunsAnswer.model_validate({"runs": listed, "reports": reports})
+        return answers.RunsAnswer.model_validate({"runs": listed, "reports": reports})
 
     @api.get("/braid/runs/{run}/metrics", tags=["runs"])
-    def metrics(run: str, after: str | None = Query(None, max_length=40)) -> MetricsAnswer:
+    def metrics(run: str, after: str | None = Query(None, max_length=40)) -> answers.MetricsAnswer:
         """The records of a run's training and validation, also while it trains: give `next` as `after` for more."""
-        return MetricsAnswer.model_validate(folders.run(run).metrics(after))
+        return answers.MetricsAnswer.model_validate(folders.run(run).metrics(after))
 
     @api.get("/braid/runs/{run}/samples", tags=["runs"])
-    def samples(run: str) -> SamplesAnswer:
+    def samples(run: str) -> answers.SamplesAnswer:
         """What the model wrote during training."""
-        return SamplesAnswer.model_validate({"samples": folders.run(run).samples()})
+        return answers.SamplesAnswer.model_validate({"samples": folders.run(run).samples()})
 
     @api.get("/reports/{report}", tags=["runs"], response_class=HTMLResponse)
     def report_page(report: str) -> HTMLResponse:
@@ -222,23 +206,14 @@ def _parts(opened: OpenedModel) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "paths": list(path_names(model)) if is_braid else [],
         "modules": [
-            Modules(layer=router.address.removesuffix(".router"), label=labels[router], names=list(router.choices))
+            answers.Modules(
+                layer=router.address.removesuffix(".router"), label=labels[router], names=list(router.choices)
+            )
             for router in (module_routers(model) if is_braid else ())
         ],
         "gates": [gate_name(number) for number in gates_of(model)],
         "members": list(head.names) if isinstance(head, AverageHead) else [],
     }
-
-
-def _finite(value: Any) -> Any:
-    """Plain data that JSON over HTTP can hold: a loss that became infinite is null."""
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, (str, int, type(None))) else str(value)
 
 
 async def _written(answer: Callable[[], BaseModel]) -> Response:
@@ -254,7 +229,7 @@ def _read(found: ServedModel, text: str, param: str, more: Sequence[int] = ()) -
     """The tokens of a text and `more` after it, no more than are looked at."""
     opened = found.opened
     ids = [*encode_prompts(opened.tokenizer, [text])[0], *more]
-    limit = min(opened.limit or MAX_TOKENS, MAX_TOKENS)
+    limit = min(opened.limit or answers.MAX_TOKENS, answers.MAX_TOKENS)
     if len(ids) > limit:
         what = f"{len(ids):,} tokens are too many: of a text for '{found.name}' at most {limit:,} are looked at"
         raise ApiError(400, what, param, "context_length_exceeded")
