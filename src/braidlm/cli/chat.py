@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Talk until the input ends."""
     from braidlm.serving.chat import chat
 
     asks = sys.stdin.isatty()
@@ -106,7 +105,6 @@ def _lines(asks: bool) -> Iterator[str]:
 
 
 def _command(talk: "Chat", line: str) -> None:
-    """Do what a line with a command says."""
     name, _, text = line.partition(" ")
     if name == "/reset":
         talk.reset()
@@ -121,7 +119,6 @@ def _command(talk: "Chat", line: str) -> None:
 
 
 def _answer(talk: "Chat", line: str) -> None:
-    """Write an answer as it comes."""
     try:
         stopped = talk.answer(line, console.write).stopped
     except KeyboardInterrupt:

@@ -18,7 +18,6 @@ EPILOG = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `braid compose`."""
     add = parser.add_argument
     about = "a model folder, a run, a study (all its models), or a Llama or GPT-2 folder; one tokenizer for all"
     add("sources", nargs="+", metavar="PATH", help=about)
@@ -42,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compose as the arguments say."""
     from braidlm.edits.compose import compose
 
     folder = compose(**options_of(args) | {"join": read_join(args.join)})

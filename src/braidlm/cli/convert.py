@@ -14,7 +14,6 @@ EPILOG = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `braid convert`."""
     add = parser.add_argument
     about = (
         "a model folder, a run or one model of a study, or a name on the Hub such as openai-community/gpt2; of "
@@ -33,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Convert as the arguments say."""
     from braidlm.opening.convert import convert
 
     plan = convert(**options_of(args))

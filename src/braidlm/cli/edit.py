@@ -24,7 +24,6 @@ EPILOG = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `braid edit`, with those of each kind."""
     from braidlm.edits.edit import edits, load_edits
 
     load_edits()
@@ -40,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Edit as the arguments say."""
     from braidlm.edits.edit import edit, edits
 
     if args.edit is None:

@@ -58,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Evaluate, then show the results as a table or as JSON."""
     from braidlm.core.report.rendering import show_report
     from braidlm.evals.babylm.predictions import write_babylm_results
     from braidlm.evals.evaluate import evaluate
@@ -134,7 +133,6 @@ def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[
 
 
 def _data(items: list[str]) -> tuple[str | None, dict[str, str]]:
-    """The data folder, and the data of single tasks."""
     from braidlm.evals.tasks import TASKS
 
     roots, own = [], {}

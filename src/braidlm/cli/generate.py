@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """One of the two forms."""
     forms = "Either `braid generate MODEL PROMPT ...`, or `braid generate --prompts FILE --models MODEL ...`."
     if args.file is not None or args.models is not None:
         if args.model is not None or args.prompt:

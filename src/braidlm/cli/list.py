@@ -143,7 +143,6 @@ def _task_text(row: Row) -> str:
 
 
 def _default_text(option: Row) -> str:
-    """A default as YAML."""
     default = option["default"]
     if option["required"]:
         return "(needed)"

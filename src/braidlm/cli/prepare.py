@@ -27,7 +27,6 @@ HERE = ("fields", "joiner", "template", "separator")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the verb."""
     from braidlm.data.sources.format import TEMPLATE, ReadOptions
     from braidlm.data.tokenizing.tokenizer import SpaceBefore
 
@@ -68,7 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prepare, then show the result."""
     from braidlm.data.packing.prepare import named_sources, prepare, prepare_sets
     from braidlm.data.sources.text import parse_separators, unescaped
 

@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Push as the arguments say."""
     from dataclasses import asdict
 
     from braidlm.serving.push import push

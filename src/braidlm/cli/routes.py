@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Collect the routes, then show them as tables or as JSON."""
     from braidlm.core.report.rendering import show_report
     from braidlm.inspection.routes import routes
     from braidlm.inspection.routes_report import short_report

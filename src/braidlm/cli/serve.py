@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Serve until a signal."""
     try:
         from braidlm.serving.api.safety import Limits
         from braidlm.serving.serve import Address, serve

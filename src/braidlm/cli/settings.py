@@ -123,7 +123,6 @@ def options_of(args: argparse.Namespace, *others: str) -> dict[str, Any]:
 
 
 def _values(hint: Any) -> dict[str, Any]:
-    """argparse's arguments for a field's type."""
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = (arm for arm in get_args(hint) if arm is not type(None))
     origin, inner = get_origin(hint), get_args(hint)

@@ -119,7 +119,6 @@ def _plan(facts: dict[str, Any]) -> Report:
 
 
 def _about(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is said of a model below its stages."""
     yield "width", f"{facts['width']:,}"
     yield "context", f"{facts['context']:,} tokens"
     yield "vocabulary", f"{facts['vocab_size']:,}{' (assumed)' if facts['vocab_size_assumed'] else ''}"
@@ -205,7 +204,6 @@ def _comparison(facts: dict[str, Any]) -> Report:
 
 
 def _found(facts: dict[str, Any], label: str) -> str:
-    """One fact of a model in a comparison."""
     value: Any = facts
     for key in COMPARED[label].split("."):
         value = (value or {}).get(key)

@@ -140,7 +140,6 @@ def table(
 
 
 def _split_columns(columns: Sequence[str], body: Sequence[Sequence[str]], keep: int | None) -> list[list[int]]:
-    """The indices of the columns of each table."""
     if not keep:
         return [list(range(len(columns)))]
     gap = 2

@@ -182,7 +182,6 @@ class PeakMemory:
 
 
 def _status_bytes(key: str) -> int | None:
-    """A size of this process in bytes."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)

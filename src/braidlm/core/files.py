@@ -178,17 +178,17 @@ def _remove_leftovers(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Hold a folder's lock, if it can be had: says whether it is held."""
+def _locked(folder: Path) -> Iterator[bool | None]:
+    """Hold a folder's lock, if it can be had: whether it is held, or None where there are no locks."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:  # not there, or Windows, which opens no folders
-        handle = None
+        yield None
+        return
     try:
-        yield handle is not None and try_lock(handle) is True
+        yield try_lock(handle)
     finally:
-        if handle is not None:
-            os.close(handle)
+        os.close(handle)
 
 
 def try_lock(handle: int) -> bool | None:
@@ -231,13 +231,8 @@ def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
 
 def is_locked(folder: Path) -> bool:
     """Whether another process is at work in a folder, which is locked for a moment to find out."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            return try_lock(handle) is False
-        finally:
-            os.close(handle)
-    return False
+    with _locked(folder) as held:
+        return held is False
 
 
 def lock_or_wait(handle: int, folder: Path) -> None:

@@ -217,7 +217,6 @@ class RayJobs(Jobs):
             raise BraidError("\n".join(str(problem).replace("\n", "\n  ") for problem in problems.values()))
 
     def _problem(self, error: Exception, key: Any) -> BraidError:
-        """An error of a job as one of ours."""
         cause = getattr(error, "cause", None)
         if isinstance(cause, BraidError):
             return cause

@@ -191,7 +191,6 @@ class Engine:
                 done.set_result(result)
 
     def _begin_texts(self) -> None:
-        """Let requests that wait begin, as long as there are rows."""
         while self._waiting and self.free > 0:
             with self._changed:
                 if not self._waiting:
@@ -234,7 +233,6 @@ class Engine:
 
 
 def _decoding(model: Any, rows: int, length: int) -> tuple[Callable[[], RowDecoder], dict[str, Any]]:
-    """What makes a decoder, and the facts about it."""
     facts: dict[str, Any] = {"device": str(model.device), "limit": length, "rows": rows}
     try:
         own = BraidRows(model) if isinstance(model, BraidForCausalLM) else TransformersRows(model, length)

@@ -127,7 +127,6 @@ class Lane:
         return count
 
     def _stopped(self, text: Text, token: int) -> str | None:
-        """Why a text ends with this token, if it does."""
         request = text.completion.request
         if token in self.ends and not request.ignore_eos:
             return "end"

@@ -182,7 +182,6 @@ def front_matter(lineage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hub_models(lineage: Any) -> Iterator[str]:
-    """The models of the Hub that a model was made of."""
     if not isinstance(lineage, dict):
         return
     match = HUB_MODEL.fullmatch(str(lineage.get("model")))

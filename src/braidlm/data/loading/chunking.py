@@ -212,7 +212,6 @@ def _words_of(stream: TokenStream, starts: np.ndarray, length: int) -> Iterator[
 
 
 def _offset(stream: TokenStream, epoch: int, seed: int) -> int:
-    """Where the first chunk of an epoch begins."""
     size = len(stream)
     # By a step near the golden section, the offsets of successive epochs are far apart; one that is coprime to the size
     # visits every offset before it repeats one.

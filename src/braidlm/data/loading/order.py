@@ -34,21 +34,8 @@ documents, first to last. A run that goes on reads the record, so that it has th
 Parts = Annotated[int, Range(at_least=1, at_most=1000)]
 
 
-class OrderPacing(Pacing):
-    """The contract of every pacing of an order."""
-
-    Config: Any
-
-    def __init__(self, config: Any):
-        self.config = config
-
-    def parts(self) -> list[tuple[float, float]]:
-        """Where each part begins and ends, as shares of the tokens of the ordered text."""
-        raise NotImplementedError("abstract: each pacing has its own parts")
-
-
 @pacings.register("sorted")
-class SortedPacing(OrderPacing):
+class SortedPacing(Pacing):
     """Each epoch reads the buckets one after another, from the first documents to the last; within one it shuffles."""
 
     @dataclass
@@ -64,7 +51,7 @@ class SortedPacing(OrderPacing):
         return (part + 1) % int(self.config.buckets)
 
 
-class GrowingPool(OrderPacing):
+class GrowingPool(Pacing):
     """The pool has the first documents; it never shrinks, also where a larger budget sets the progress back."""
 
     @dataclass
@@ -244,12 +231,11 @@ class OrderedStream(TokenStream):
     def __init__(self, stream: TokenStream, choice: Choice, seed: int, order: DocumentOrder):
         super().__init__(stream.data, stream.subset, stream.name)
         self.choice, self.seed, self.order = choice, seed, order
-        pacing: OrderPacing = pacings.build(choice.options.pacing)
-        self.pacing = pacing
+        self.pacing = pacings.build(choice.options.pacing)
         starts = np.asarray(self.data.document_starts)
         self.lengths = starts[order.documents + 1] - starts[order.documents]
         ends = np.cumsum(self.lengths)
-        shares = np.array(pacing.parts()) * ends[-1]
+        shares = np.array(self.pacing.parts()) * ends[-1]
         # A part ends with the document that completes its share of the tokens.
         self.bounds = np.where(shares > 0, np.searchsorted(ends, shares - 0.5) + 1, 0)
         if (self.bounds[:, 0] >= self.bounds[:, 1]).any():

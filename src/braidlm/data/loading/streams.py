@@ -61,6 +61,13 @@ class Subset:
 class Pacing:
     """How the training goes through the parts of a stream; this one stays in one part."""
 
+    def __init__(self, config: Any = None):
+        self.config = config
+
+    def parts(self) -> list[tuple[float, float]]:
+        """Where each part of an order begins and ends, as shares of the tokens of the ordered text."""
+        return [(0.0, 1.0)]
+
     def part_at(self, part: int, progress: float) -> int:
         """The part that a batch at this progress of the training is drawn from, after one from `part`."""
         return part

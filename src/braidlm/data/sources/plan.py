@@ -125,7 +125,6 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _is_made(folder: Path) -> bool:
-    """Whether Braid has made a folder."""
     return any(all((folder / name).is_file() for name in names) for names in MADE)
 
 

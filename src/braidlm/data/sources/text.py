@@ -77,7 +77,6 @@ class TrimmedLines:
 
 
 def _for_file(source: str, options: ReadOptions) -> ReadOptions:
-    """The options with the separator of one file."""
     return replace(options, separator=separator_of(source, options.separator))
 
 
@@ -121,7 +120,6 @@ def _paragraphs(parts: Iterator[tuple[int, bytes]]) -> Iterator[RawPiece]:
 
 
 def _as_they_are(parts: Iterator[tuple[int, bytes]], by_line: bool) -> Iterator[RawPiece]:
-    """Each line as a document, or all of the file."""
     end, ends = 0, by_line
     for position, part in parts if by_line else _blocks(parts):
         end, ends = position + len(part), by_line and part.endswith(b"\n")
@@ -148,7 +146,6 @@ def _between_markers(blocks: Iterator[tuple[int, bytes]], marker: bytes) -> Iter
 
 
 def _blocks(parts: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Parts of lines joined into blocks."""
     start = size = 0
     block: list[bytes] = []
     for position, part in parts:

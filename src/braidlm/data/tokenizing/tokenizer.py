@@ -87,6 +87,11 @@ class BraidTokenizer:
                 raise BraidError(f"the tokenizer has no token '{token}' for the role '{role}'")
         added = sorted(backend.get_added_tokens_decoder().items())
         self.special = replace(special, order=tuple(token.content for _, token in added if token.special))
+        pause = PAUSE if PAUSE in self.special.order else None
+        roles = (special.eos, special.bos, special.pad, pause)
+        self.eos_id, self.bos_id, self.pad_id, self.pause_id = (
+            None if token is None else backend.token_to_id(token) for token in roles
+        )
 
     def begin_texts(self) -> None:
         """Put the token that ends a text before every text too, as it stands before every packed document."""
@@ -145,22 +150,6 @@ class BraidTokenizer:
         for index, added in self.backend.get_added_tokens_decoder().items():
             found[index] = None if added.special else added.content.encode("utf-8")
         return found
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._id(self.special.eos)
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._id(self.special.bos)
-
-    @property
-    def pad_id(self) -> int | None:
-        return self._id(self.special.pad)
-
-    @property
-    def pause_id(self) -> int | None:
-        return self._id(PAUSE) if PAUSE in self.special.order else None
 
     @cached_property
     def definition(self) -> dict[str, Any]:
@@ -222,9 +211,6 @@ class BraidTokenizer:
         roles = {role: token for role, token in asdict(self.special).items() if role in ROLES}
         facts = {"fingerprint": self.fingerprint, "roles": roles}
         return facts | ({"beginning": self.beginning} if self.beginning else {})
-
-    def _id(self, token: str | None) -> int | None:
-        return None if token is None else self.backend.token_to_id(token)
 
 
 def differences(a: BraidTokenizer, b: BraidTokenizer, max_lines: int = 5) -> list[str]:

@@ -200,7 +200,6 @@ def _entries(folder: Path, depth: int, left: list[int]) -> Iterator[Entry]:
 
 
 def _title(entry: Entry) -> tuple[str, str] | None:
-    """Title and verdict of a page of ours, or None."""
     if entry.size > MAX_REPORT:
         return None
     try:
