@@ -33,7 +33,7 @@ WHOLE = Layout(1, 1)
 def size_of(model: Any, **training: Any) -> ModelSize:
     config = decode(TrainingConfig, {"budget": 1, **training})
     recipe: Any = SimpleNamespace(training=config, data=SimpleNamespace(length=LENGTH))
-    return model_size(model.config, recipe)
+    return model_size(model.config, recipe, config.activation_checkpointing)
 
 
 def state_and_traffic(rank: Rank, weights: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:

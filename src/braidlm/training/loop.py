@@ -53,8 +53,7 @@ class StopSignal:
     def __init__(self, rank: Rank):
         self.rank = rank
         self.requested_at: float | None = None
-        self.interruption: type[KeyboardInterrupt] = Terminated
-        """The kind of the first signal; of a process that was asked by another, SIGTERM."""
+        self.interruption: type[KeyboardInterrupt] = Terminated  # or, of a process that got a signal, the first one's
 
     def __enter__(self) -> None:
         try:
@@ -104,20 +103,17 @@ class Trainer:
         mean = sum(share * trained.flops_per_token(attended) for share, attended in parts)
         self.stepper = Stepper(trained, training, rank, dtype, self.features)
         self.state = StepState(trained, self.stepper.optimizer, self.features)
-        rows = {"rows": training.batch, "accumulation": training.accumulation}
+        shape = {"rows": training.batch, "accumulation": training.accumulation, "mix": recipe.data.mix}
         own = {"seed": recipe.seed, "rank": rank.index, "world": rank.world_size}
-        chunking = chunkings.build(recipe.data.chunking)
-        self.loader = Loader(data.train, chunking, length, mix=recipe.data.mix, **rows, **own)
+        self.loader = Loader(data.train, chunkings.build(recipe.data.chunking), length, **shape, **own)
         self.learning_rate = LearningRate(training)
         self.progress = Progress()
         self.rate = 0.0
         flops = round(mean * recipe.data.length / length)  # tokens that are no text cost too
         self.reporter = Reporter(recipe, trained, data, self.stepper, flops)
         self.saved_at: int | None = None
-        self.recorded: int | None = None
-        """The number of records that were written up to the checkpoint that the run resumes from, if it says so."""
-        self.earlier_budgets: list[dict[str, Any]] = []
-        """Budgets that the run had before it was given a larger one, each with the step that it was used up to."""
+        self.recorded: int | None = None  # records up to the checkpoint that the run resumes from, if it says so
+        self.earlier_budgets: list[dict[str, Any]] = []  # smaller ones, each with the step that it was used up to
         self.compute: Choices | None = None
         self.threads: int | None = None
         self.stop = StopSignal(rank)
@@ -208,7 +204,10 @@ class Trainer:
                 before = self.progress
                 self._step()
                 self._after_step(before, tracker, advance if self.rank.is_main else None)
-                if not self.finished and self._stop_requested():
+                # Processes must agree, which synchronises: on several GPUs only where a record does so anyway.
+                several_gpus = self.rank.world_size > 1 and self.rank.device.type == "cuda"
+                may_ask = not several_gpus or self.progress.steps % self.recipe.log.every == 0
+                if not self.finished and may_ask and self.stop.requested():
                     self._save(tracker, interrupted=True)
                     return False
         return True
@@ -271,12 +270,6 @@ class Trainer:
             return False
         mark = pace.next_after(before.done(pace.unit))
         return mark is not None and self.progress.done(pace.unit) >= mark
-
-    def _stop_requested(self) -> bool:
-        """Processes must agree, which synchronises: on several GPUs only where a record synchronises anyway."""
-        several_gpus = self.rank.world_size > 1 and self.rank.device.type == "cuda"
-        at_record = self.progress.steps % self.recipe.log.every == 0
-        return (at_record or not several_gpus) and self.stop.requested()
 
     def _check_finite(self) -> None:
         if problem := self.reporter.metrics.read():

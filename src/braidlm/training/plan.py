@@ -4,7 +4,6 @@ Memory and traffic are counted: the first from the model and from what autograd 
 values, the second from where FSDP2 gathers and adds up. Time follows from speeds that the plan is told.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,79 +38,33 @@ MAX_GPUS = 1 << 16
 class ModelSize:
     """What a plan needs to know of a model; counts of parameters but for the bytes of activations."""
 
-    layers: int
-    """Of what is gathered layer by layer, without banks of experts."""
-    ends: int
-    """Of what stands around the layers, and is gathered once in a forward pass."""
-    experts: int
-    """Of banks of experts."""
-    largest: int
-    """Of the largest layer, with its experts."""
-    state_bytes: int
-    """The bytes of weights, gradients and AdamW's moments together."""
-    row_bytes: int
-    """What autograd keeps of one sequence."""
-    layer_row_bytes: int
-    """What a layer keeps of one sequence, which activation checkpointing keeps of one layer at a time; 0 without it."""
-    expert_values: int
-    """The numbers that go to experts for one token, over all layers: the stream, once for each chosen expert."""
+    layers: int  # what is gathered layer by layer, without banks of experts
+    ends: int  # what stands around the layers, and is gathered once in a forward pass
+    experts: int  # banks of experts
+    largest: int  # the largest layer, with its experts
+    state_bytes: int  # weights, gradients and AdamW's moments together
+    row_bytes: int  # what autograd keeps of one sequence
+    layer_row_bytes: int  # what a layer keeps of one sequence, where activations are recomputed layer by layer; else 0
+    expert_values: int  # numbers sent to experts for one token, over all layers: the stream, once for each chosen one
     flops_per_token: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One process of a training, in bytes, and the step of all."""
-
-    layout: Layout
-    batch: int
-    recompute: bool
-    memory: dict[str, int]
-    traffic: dict[str, int]
-    """What a process sends in a step, by what it is."""
-    seconds: dict[str, float]
-    """Of a step: computing, and sending at the speeds that were told."""
-    tokens_per_step: int
-
-    @property
-    def step_seconds(self) -> float:
-        """Gathering and adding up go on beside the computation; tokens that go to experts are waited for."""
-        waits = self.seconds["tokens to experts"]
-        beside = sum(self.seconds.values()) - self.seconds["computing"] - waits
-        return max(self.seconds["computing"], beside) + waits
-
-    def facts(self, gpus: int, tokens: int) -> dict[str, Any]:
-        """Plain data."""
-        rate = self.tokens_per_step / self.step_seconds
-        return {
-            "gpus": gpus,
-            "layout": str(self.layout),
-            "memory": self.memory | {"all": sum(self.memory.values())},
-            "traffic": self.traffic | {"all": sum(self.traffic.values())},
-            "seconds": self.seconds | {"step": self.step_seconds},
-            "tokens_per_step": self.tokens_per_step,
-            "tokens_per_second": rate,
-            "steps": -(-tokens // self.tokens_per_step),
-            "hours": tokens / rate / 3600,
-            "gpu_hours": gpus * tokens / rate / 3600,
-        }
 
 
 def plan_training(recipe: Recipe, config: BraidConfig, gpus: int, machines: Machines) -> dict[str, Any]:
     """The plan of a recipe on so many GPUs, as plain data; an error that says what would fit if this does not."""
     training = recipe.training
-    recompute, batch = training.activation_checkpointing, training.batch
-    size = model_size(config, recipe)
-    made = _plan(recipe, size, gpus, machines, batch, recompute)
+    recompute, weights = training.activation_checkpointing, training.parallel.weights
+    made = _plan(recipe, model_size(config, recipe, recompute), gpus, machines, training.batch, recompute, weights)
     memory = GPU_MEMORY[machines.gpu] * USABLE * 1e9
-    if sum(made.memory.values()) > memory:
-        parts = ", ".join(f"{name} {_gb(amount)}" for name, amount in made.memory.items())
+    if made["memory"]["all"] > memory:
+        *parts, (_, needed) = ((name, _gb(amount)) for name, amount in made["memory"].items())
         raise BraidError(
-            f"this does not fit: a process needs {_gb(sum(made.memory.values()))} ({parts}), and tensors can have "
+            f"this does not fit: a process needs {needed} ({', '.join(map(' '.join, parts))}), and tensors can have "
             f"{_gb(memory)} of an {machines.gpu}",
-            f"{gpus} GPUs, {made.layout}",
+            f"{gpus} GPUs, {made['layout']}",
             _what_would(recipe, config, gpus, machines, memory),
         )
-    tokens = tokens_of(training.budget, made.tokens_per_step)
+    tokens = tokens_of(training.budget, made["tokens_per_step"])
+    hours = tokens / made["tokens_per_second"] / 3600
     assumed = [
         f"{machines.gpu}: {GPU_MEMORY[machines.gpu]} GB, of which tensors can fill {USABLE:.0%}, and "
         f"{machines.utilisation:.0%} of {PEAK_BF16[machines.gpu] / 1e12:.0f} TFLOP/s in bf16 (--utilisation).",
@@ -122,30 +75,32 @@ def plan_training(recipe: Recipe, config: BraidConfig, gpus: int, machines: Mach
         "Gathering and adding up go on beside the computation; tokens that go to experts are waited for. Launching "
         "kernels, which decides below about 100M parameters, validation, samples and saving are not counted.",
     ]
-    return {**made.facts(gpus, tokens), "assumptions": assumed}
+    made |= {"steps": -(-tokens // made["tokens_per_step"]), "hours": hours}
+    return made | {"gpu_hours": gpus * tokens / made["tokens_per_second"] / 3600, "assumptions": assumed}
 
 
 def _what_would(recipe: Recipe, config: BraidConfig, gpus: int, machines: Machines, memory: float) -> str:
     """The smallest changes that let a plan fit, each alone or after those before it."""
-    keys: dict[str, Any] = {"weights": recipe.training.parallel.weights}
-    batch, found = recipe.training.batch, []
+    training, found = recipe.training, []
+    batch, own, weights = training.batch, training.activation_checkpointing, training.parallel.weights
     sizes = {recompute: model_size(config, recipe, recompute) for recompute in (False, True)}
 
     def fits(gpus: int, batch: int, recompute: bool, weights: str) -> bool:
         made = _plan(recipe, sizes[recompute], gpus, machines, batch, recompute, weights)
-        return sum(made.memory.values()) <= memory
+        return bool(made["memory"]["all"] <= memory)
 
-    rows = next((n for n in _halves(batch) if fits(gpus, n, True, "sharded")), None)
-    own = recipe.training.activation_checkpointing
-    if gpus > 1 and keys["weights"] != "sharded" and fits(gpus, batch, own, "sharded"):
+    halves = (batch >> power for power in range(batch.bit_length()))
+    rows = next((n for n in halves if fits(gpus, n, True, "sharded")), None)
+    doubles = (gpus << power for power in range(1, MAX_GPUS.bit_length()) if gpus << power <= MAX_GPUS)
+    more_gpus = next((n for n in doubles if fits(n, batch, own, "sharded")), None)
+    if gpus > 1 and weights != "sharded" and fits(gpus, batch, own, "sharded"):
         found.append("training.parallel=sharded")
-    if not own and fits(gpus, batch, True, keys["weights"]):
+    if not own and fits(gpus, batch, True, weights):
         found.append("training.activation_checkpointing=true")
     elif rows is not None and rows < batch:
-        more = f"training.batch={rows} training.accumulation={recipe.training.accumulation * batch // rows}"
+        more = f"training.batch={rows} training.accumulation={training.accumulation * batch // rows}"
         shard = " training.parallel=sharded" if gpus > 1 else ""
         found.append(f"{more} training.activation_checkpointing=true{shard}")
-    more_gpus = next((n for n in _doubles(gpus) if fits(n, batch, own, "sharded")), None)
     if more_gpus is not None:
         found.append(f"--gpus {more_gpus} with training.parallel=sharded")
     if not found:
@@ -153,28 +108,12 @@ def _what_would(recipe: Recipe, config: BraidConfig, gpus: int, machines: Machin
     return f"This would fit: {'; or '.join(found)}."
 
 
-def _halves(batch: int) -> Iterator[int]:
-    while batch:
-        yield batch
-        batch //= 2
-
-
-def _doubles(gpus: int) -> Iterator[int]:
-    while (gpus := 2 * gpus) <= MAX_GPUS:
-        yield gpus
-
-
 def _plan(
-    recipe: Recipe,
-    size: ModelSize,
-    gpus: int,
-    machines: Machines,
-    batch: int,
-    recompute: bool,
-    weights: str | None = None,
-) -> Plan:
+    recipe: Recipe, size: ModelSize, gpus: int, machines: Machines, batch: int, recompute: bool, weights: str
+) -> dict[str, Any]:
+    """One process of a training, in bytes, and the step of all, as plain data."""
     training, here = recipe.training, min(gpus, machines.per_machine)
-    parallel = training.parallel if weights is None else replace(training.parallel, weights=weights)
+    parallel = replace(training.parallel, weights=weights)
     if parallel.weights == "auto":
         parallel = replace(parallel, weights=fitting(size.state_bytes, GPU_MEMORY[machines.gpu] * 1e9, here))
     layout = Layout(1, 1) if gpus == 1 else layout_of(parallel, gpus, here)
@@ -184,11 +123,22 @@ def _plan(
     rate["shards"] = machines.between if layout.shards > here else machines.within
     rate["experts"] = machines.between if layout.experts > here else machines.within
     passes = TRAINING_FLOPS + (1 if recompute else 0)
-    flops = passes * size.flops_per_token * tokens / (PEAK_BF16[machines.gpu] * machines.utilisation)
+    computing = passes * size.flops_per_token * tokens / (PEAK_BF16[machines.gpu] * machines.utilisation)
     links = {"weights gathered": "shards", "gradients of shards": "shards", "gradients of copies": "copies"}
     sending = {name: sent / rate[links.get(name, "experts")] / 1e9 for name, sent in traffic.items()}
+    seconds, waits = {"computing": computing} | sending, sending["tokens to experts"]
+    # Gathering and adding up go on beside the computation; tokens that go to experts are waited for.
+    step = max(computing, sum(seconds.values()) - computing - waits) + waits
     memory = process_memory(size, layout, gpus, batch)
-    return Plan(layout, batch, recompute, memory, traffic, {"computing": flops} | sending, gpus * tokens)
+    return {
+        "gpus": gpus,
+        "layout": str(layout),
+        "memory": memory | {"all": sum(memory.values())},
+        "traffic": traffic | {"all": sum(traffic.values())},
+        "seconds": seconds | {"step": step},
+        "tokens_per_step": gpus * tokens,
+        "tokens_per_second": gpus * tokens / step,
+    }
 
 
 def process_memory(size: ModelSize, layout: Layout, gpus: int, batch: int) -> dict[str, int]:
@@ -214,9 +164,8 @@ def step_traffic(
     summed = part * (size.layers + size.ends) + expert_part * own
     added = 2 * (copies - 1) / copies * (size.layers + size.ends) / shards
     added += 2 * (expert_copies - 1) / expert_copies * own / expert_shards
-    sent = (
-        4 * (layout.experts - 1) / layout.experts * size.expert_values * tokens
-    )  # there and back, and their gradients
+    # There and back, and their gradients.
+    sent = 4 * (layout.experts - 1) / layout.experts * size.expert_values * tokens
     counts = {
         "weights gathered": accumulation * gathered * weights,
         "gradients of shards": accumulation * SUMMED * summed,
@@ -226,10 +175,9 @@ def step_traffic(
     return {name: round(count) for name, count in counts.items()}
 
 
-def model_size(config: BraidConfig, recipe: Recipe, recompute: bool | None = None) -> ModelSize:
-    """Count a model; `recompute` is by default as the recipe says."""
+def model_size(config: BraidConfig, recipe: Recipe, recompute: bool) -> ModelSize:
+    """Count a model; with `recompute` only the inputs of layers are kept for the backward pass."""
     training, length = recipe.training, recipe.data.length
-    recompute = training.activation_checkpointing if recompute is None else recompute
     model = skeleton(config)
     freeze(model, training.freeze)
     units = alone_with_parameters(TrainableBraid(model).units())
@@ -280,7 +228,7 @@ def kept_bytes(config: BraidConfig, length: int, recompute: bool, dtype: torch.d
     """The bytes that autograd keeps of a pass over one sequence, parameters and their copies not counted."""
     counts = []
     for rows in (2, 4):  # what does not grow with the rows are weights, cast
-        kept: dict[int, tuple[int, Any]] = {}
+        kept: dict[int, Any] = {}
         with FakeTensorMode(), _NoValues():
             model = BraidForCausalLM(config).train()
             for part in model.modules():
@@ -290,10 +238,10 @@ def kept_bytes(config: BraidConfig, length: int, recompute: bool, dtype: torch.d
                 model.gradient_checkpointing_enable()
             own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
 
-            def keep(tensor: Tensor, own: set[int] = own, kept: dict[int, tuple[int, Any]] = kept) -> Tensor:
+            def keep(tensor: Tensor, own: set[int] = own, kept: dict[int, Any] = kept) -> Tensor:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in own:
-                    kept[storage._cdata] = (storage.nbytes(), storage)
+                    kept[storage._cdata] = storage
                 return tensor
 
             ids = torch.zeros(rows, length, dtype=torch.long)
@@ -302,7 +250,7 @@ def kept_bytes(config: BraidConfig, length: int, recompute: bool, dtype: torch.d
                 torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False),
             ):
                 Objective(model)(ids, ids, torch.tensor(float(ids.numel())))
-        counts.append(sum(size for size, _ in kept.values()))
+        counts.append(sum(storage.nbytes() for storage in kept.values()))
     return (counts[1] - counts[0]) // 2
 
 
