@@ -27,8 +27,7 @@ from .routing.stacked import StackedLinear, linear, without_residual
 
 compressions = Registry("compression", third_party=True)
 
-HEAD = "head"
-"""The address of the head, which not every model with a configuration has."""
+HEAD = "head"  # the address of the head, which not every model with a configuration has
 KEPT = ("active_share", "product_share", "no_residual")
 """What a part has set on its layers, and what holds for any form of them."""
 
@@ -36,10 +35,8 @@ KEPT = ("active_share", "product_share", "no_residual")
 class Compression:
     """The base class: one form of matrices, and the layers that have it."""
 
-    trainable: ClassVar[bool] = True
-    """Whether training can change matrices of this form."""
-    serves_heads: ClassVar[bool] = False
-    """Whether heads can have this form."""
+    trainable: ClassVar[bool] = True  # whether training can change matrices of this form
+    serves_heads: ClassVar[bool] = False  # whether heads can have this form
 
     def __init__(self, config: Any):
         self.config = config
@@ -168,8 +165,7 @@ FEW_ROWS = 4
 class QuantisedMatrix(nn.Module):
     """A matrix [..., outputs, inputs] of codes of 8 bits, and a factor for each output."""
 
-    keeps_values = True
-    """Tells the initialisation that the parameters have their values."""
+    keeps_values = True  # tells the initialisation that the parameters have their values
     active_share = 1.0
     product_share = 1.0
     weight: Tensor

@@ -30,10 +30,8 @@ def fill_gate(gate: Any, parameter: nn.Parameter) -> None:
 class Gate(nn.Module):
     """The base class: subclasses say what is added to the output of a layer."""
 
-    is_off = False
-    """Whether the gate adds nothing for now."""
-    choice: Choice
-    """Its kind and options."""
+    is_off = False  # whether the gate adds nothing for now
+    choice: Choice  # its kind and options
     fill = staticmethod(fill_gate)
 
     def forward(self, hidden: Tensor, output: Tensor | None = None) -> Tensor:
@@ -153,8 +151,7 @@ class GatedLayer(nn.Module):
     """Mixed into the class of a layer: what the layer returns, plus what its gate makes of the layer's input."""
 
     gate: Gate
-    plain_class: type[nn.Module]
-    """The layer's own class."""
+    plain_class: type[nn.Module]  # the layer's own class
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A Module's own calls take longer than the product of a factor, which a pass of one text would feel. They are

@@ -19,8 +19,7 @@ class ModelShape:
     """The sizes of a model that an initialisation may depend on."""
 
     width: int
-    depth: int
-    """The number of blocks in sequence."""
+    depth: int  # the number of blocks in sequence
 
 
 class Initialisation:

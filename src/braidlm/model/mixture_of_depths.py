@@ -23,8 +23,7 @@ from .stages import Block, BlockStage, Stage, share_weights, stage_kinds
 DEPTH_CHOICES = ("block", "around")
 PREDICTION_WEIGHT = 0.01
 """The weight of the router's loss; nothing else learns from it, so that only the clipping of gradients notices it."""
-SCALE_EPS = 1e-5
-"""Added to the mean square of a token's stream before it is normalised for scores and router."""
+SCALE_EPS = 1e-5  # added to the mean square of a token's stream before it is normalised for scores and router
 
 
 @routing_losses.register("cross_entropy")

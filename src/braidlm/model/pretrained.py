@@ -55,8 +55,7 @@ class BraidPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _supports_cache_class = True  # what transformers before version 5 asks for
     _skip_keys_device_placement = ["past_key_values"]
-    tied: dict[str, str]
-    """The name of every parameter that is another one too, and the name that it is saved under."""
+    tied: dict[str, str]  # the name of every parameter that is another one too, and the name that it is saved under
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """What transformers ties; by itself it would tie nothing where head and embedding are apart."""

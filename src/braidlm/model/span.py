@@ -66,27 +66,20 @@ class KeyValueCache(Protocol):
 class Span:
     """One forward pass over [batch, time] tokens."""
 
-    positions: Tensor
-    """[batch or 1, time]."""
-    masks: Masks
-    """None: no mask is needed beyond `causal`."""
-    causal: bool
-    """Without a mask: whether attention is causal (`is_causal` of torch); otherwise every key is seen."""
+    positions: Tensor  # [batch or 1, time]
+    masks: Masks  # None: no mask is needed beyond `causal`
+    causal: bool  # without a mask: whether attention is causal (`is_causal` of torch); otherwise every key is seen
     two_way: int = 0
     """The number of rows, the last ones, in which every query sees every key of its row; for passes without masks."""
     cache: KeyValueCache | None = None
-    rotations: dict[int, Rotation | None] = field(default_factory=dict)
-    """By head size."""
+    rotations: dict[int, Rotation | None] = field(default_factory=dict)  # by head size
     present: Tensor | None = None
     """[member or 1, batch, time]: the tokens that each path or expert sees; None: all of them."""
-    real: Tensor | None = None
-    """[batch, time]: false for padding; None: there is none."""
-    eager: bool = False
-    """Whether attention is computed by plain products."""
+    real: Tensor | None = None  # [batch, time]: false for padding; None: there is none
+    eager: bool = False  # whether attention is computed by plain products
     backend: dict[str, Any] | None = None
     """What the caller passes on to another library's attention, where that is asked for."""
-    record: LayerRecord | None = None
-    """What the caller asked to see of each layer."""
+    record: LayerRecord | None = None  # what the caller asked to see of each layer
     tokens: Tensor | None = None
     """[batch, time]: the tokens themselves, for a head that reads them; None where only embeddings are known."""
 
@@ -113,8 +106,7 @@ Reader = Callable[[Tensor, Span], dict[str, Tensor]]
 class TextPass(NamedTuple):
     """What one forward pass gives."""
 
-    hidden: Tensor
-    """[batch, time, width]: the normalised stream."""
+    hidden: Tensor  # [batch, time, width]: the normalised stream
     routings: Routings
     read: dict[str, Tensor] = {}
     """What the head has read in the text beside the stream, [batch, time, ...], by the names of its arguments."""

@@ -88,15 +88,13 @@ class Stage(nn.Module):
 
     width_out: int
     layers: nn.ModuleList
-    names: tuple[str, ...] = ()
-    """The names of its paths, if it has any."""
+    names: tuple[str, ...] = ()  # the names of its paths, if it has any
     gradient_checkpointing = False
     """Set by transformers' `gradient_checkpointing_enable`: only the stream between layers is kept for the backward."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.drops: nn.ModuleList | None = None
-        """For each layer, its `LayerDropout`."""
+        self.drops: nn.ModuleList | None = None  # for each layer, its `LayerDropout`
 
     def run(self, layer: nn.Module, hidden: Tensor, *args: Any) -> Any:
         """Call a layer, which is recomputed in the backward pass if checkpointing is on."""
@@ -145,10 +143,8 @@ class Sharing:
     """The base class: subclasses say which part of a block is shared."""
 
     Config = SharingConfig
-    part = ""
-    """The name of the shared part in its block; the whole block by default."""
-    shares_routers = False
-    """Whether routers are shared too; their running balance never is."""
+    part = ""  # the name of the shared part in its block; the whole block by default
+    shares_routers = False  # whether routers are shared too; their running balance never is
 
     def __init__(self, config: SharingConfig):
         self.config = config

@@ -120,8 +120,7 @@ def _share_of_epoch(budget: Amount, streams: Sequence[TokenStream], tokens_per_s
 class Pace:
     """An interval that may change during training; written `100 steps` or `1M words to 10M, then 10M`."""
 
-    parts: tuple[tuple[Count, Count | None], ...]
-    """(every, until) in order; the last has no end."""
+    parts: tuple[tuple[Count, Count | None], ...]  # (every, until) in order; the last has no end
     unit: Unit
 
     def __post_init__(self) -> None:

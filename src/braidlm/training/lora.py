@@ -25,8 +25,7 @@ from braidlm.training.recipe import LoraTrainingConfig
 ADAPTER = "adapter"
 """In the model folder: beside its files, peft's configuration would make transformers load the base."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-NAME = "default"
-"""peft's name of a model's only adapter."""
+NAME = "default"  # peft's name of a model's only adapter
 TARGETS = "training.lora.targets"
 
 
@@ -58,8 +57,7 @@ class Adapter(Lora):
     model: BraidForCausalLM
 
     def __init__(self, model: BraidForCausalLM, config: LoraTrainingConfig, base: dict[str, Any]):
-        self.base = base
-        """Which model it is, as in a lineage."""
+        self.base = base  # which model it is, as in a lineage
         self.base_weights = model.state_dict()
         """In the same memory as those of the model, under the names that they have without adapters."""
         names = _chosen(model, config)

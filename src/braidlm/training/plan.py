@@ -27,8 +27,7 @@ from braidlm.training.step.objective import Objective
 from braidlm.training.step.sharding import Layout, alone_with_parameters, fitting, layout_of
 from braidlm.training.trainable import TrainableBraid
 
-USABLE = 0.92
-"""The share of a GPU's memory that tensors can fill; the rest is CUDA's own and gaps between them."""
+USABLE = 0.92  # the share of a GPU's memory that tensors can fill; the rest is CUDA's own and gaps between them
 GATHERED, SUMMED = 2, 4
 """Bytes of a weight as it is gathered, in bf16, and of its gradient as it is added up, in float32."""
 MAX_GPUS = 1 << 16

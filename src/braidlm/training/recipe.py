@@ -236,8 +236,7 @@ class LoadedRecipe:
     """A recipe with its model decoded."""
 
     recipe: Recipe
-    model: RecipeModel | None
-    """None where the model is the one to start from, or a decoder."""
+    model: RecipeModel | None  # None where the model is the one to start from, or a decoder
 
     @property
     def architecture(self) -> Architecture | None:

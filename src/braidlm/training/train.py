@@ -47,8 +47,7 @@ from braidlm.training.step.parallel import Rank, join_group, main_first
 from braidlm.training.step.sharding import shards_of
 from braidlm.training.trainable import Trainable, TrainableBraid
 
-MAX_PROCESSES = 1 << 16
-"""More than any run has: a position that says more is damaged."""
+MAX_PROCESSES = 1 << 16  # more than any run has: a position that says more is damaged
 
 
 @dataclass
@@ -56,15 +55,12 @@ class Run:
     """The result of a training."""
 
     folder: Path
-    model: Path
-    """The newest model folder."""
+    model: Path  # the newest model folder
     progress: Progress
-    finished: bool
-    """False if it was stopped before its end."""
+    finished: bool  # False if it was stopped before its end
     stopped_by: type[KeyboardInterrupt] | None = None
     """The kind of the signal that stopped it: KeyboardInterrupt for Ctrl-C, Terminated for SIGTERM."""
-    trainable: int = 0
-    """How many parameters were trained."""
+    trainable: int = 0  # how many parameters were trained
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""

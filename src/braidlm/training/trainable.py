@@ -38,12 +38,10 @@ if TYPE_CHECKING:  # it needs Triton
 class Trainable(ABC):
     """The contract. What has a default is what only some models have."""
 
-    model: PreTrainedModel
-    """The model, whose parameters with `requires_grad` are trained."""
+    model: PreTrainedModel  # the model, whose parameters with `requires_grad` are trained
     capturable: bool = True
     """Whether its passes never wait for the device, so that a step can be replayed as a graph."""
-    compiled_by_default: bool = True
-    """Whether torch.compile is known to serve it."""
+    compiled_by_default: bool = True  # whether torch.compile is known to serve it
 
     @abstractmethod
     def objective(

@@ -108,8 +108,7 @@ class AttentionConfig:
 class AttentionHeads(nn.Module):
     """Heads without projections: from queries, keys and values to outputs, by way of the rotation and the cache."""
 
-    records_weights = True
-    """Whether it can show its attention weights."""
+    records_weights = True  # whether it can show its attention weights
 
     def __init__(self, config: AttentionConfig, width: int, rule: Any, dropout: float):
         super().__init__()
@@ -118,8 +117,7 @@ class AttentionHeads(nn.Module):
         self.config, self.rule, self.window = config, rule, config.window
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.head_dim = config.head_dim or width // config.heads
-        self.inner = self.heads * self.head_dim
-        """The concatenated channels of all heads."""
+        self.inner = self.heads * self.head_dim  # the concatenated channels of all heads
         self.drop = Dropout(dropout)
         self.copies = 1
         """How many attentions of these heads there are: the members of a stack, or the experts of a bank."""
@@ -127,10 +125,8 @@ class AttentionHeads(nn.Module):
         """The share of the queries that is computed; less than 1 if a router chooses among experts."""
         self.pair_share = 1.0
         """The share of the pairs of query and key that there is; less than 1 if tokens pass by the layer."""
-        self.cache_slot = 0
-        """The index of this layer in the cache, set by the model."""
-        self.backend_layers: list[BackendLayer] = []
-        """Its layers of another library, where that computes attention."""
+        self.cache_slot = 0  # the index of this layer in the cache, set by the model
+        self.backend_layers: list[BackendLayer] = []  # its layers of another library, where that computes attention
 
     @property
     def query_heads(self) -> int:
@@ -217,8 +213,7 @@ class Attention(AttentionHeads):
         self.qkv = linear(stack, width, self.inner + 2 * self.kv_heads * self.head_dim, config.bias)
         out_bias = config.bias if config.out_bias is None else config.out_bias
         self.out = linear(stack, self.inner, width, out_bias) if config.out_projection else None
-        self.cache_shape = (self.kv_heads * self.copies, self.head_dim)
-        """Number and size of the heads in a cache."""
+        self.cache_shape = (self.kv_heads * self.copies, self.head_dim)  # number and size of the heads in a cache
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         heads = self._attend(self.qkv(hidden), span)

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-PLAIN = (None, "eager", "sdpa")
-"""The implementations of attention that are our own code."""
+PLAIN = (None, "eager", "sdpa")  # the implementations of attention that are our own code
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The sizes of heads that vLLM's kernels have, on a CPU too; smaller heads are filled up with zeros."""
 

@@ -111,8 +111,7 @@ class MixtureOfHeads(RoutedExperts, AttentionHeads):
         self.copies, self.query_share = len(names), experts.active_share
         for bank in (self.queries, self.out):
             set_active_share(bank, self.query_share)
-        self.cache_shape = (self.kv_heads, self.head_dim)
-        """Number and size of the heads in a cache."""
+        self.cache_shape = (self.kv_heads, self.head_dim)  # number and size of the heads in a cache
 
     def forward(self, normed: Tensor, span: Span) -> tuple[Tensor, Routings]:
         routing = self.router(normed)

@@ -20,8 +20,7 @@ rope_scalings = Registry("rope scaling", third_party=True)
 class RopeScaling:
     """The base class: from the frequencies of `theta` to those that are used."""
 
-    attention_factor = 1.0
-    """What rotated queries and keys are multiplied by."""
+    attention_factor = 1.0  # what rotated queries and keys are multiplied by
 
     def __init__(self, config: Any):
         self.config = config
@@ -123,8 +122,7 @@ position_kinds = Registry("positions", third_party=True)
 class Rotation:
     """Rotates queries and keys [batch, time, head, dim]: x becomes x cos + (x swapped in pairs of channels) sin."""
 
-    cos: Tensor
-    """[batch or 1, time, 1, dim]."""
+    cos: Tensor  # [batch or 1, time, 1, dim]
     sin: Tensor
     swap: Callable[[Tensor], Tensor]
 
@@ -145,8 +143,7 @@ class Positions(nn.Module):
     """The base class: positions are added to the embedding, or rotate queries and keys, or neither."""
 
     Config: Any = NoOptions
-    limit: int | None = None
-    """Maximum length of a sequence, if there is one."""
+    limit: int | None = None  # maximum length of a sequence, if there is one
 
     def __init__(self, config: Any, width: int, context: int):
         super().__init__()

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import Attention, AttentionConfig, attentions
 
-QUERIES_AT_ONCE = 128
-"""Queries whose weights are in memory at once; the backward pass computes them again."""
+QUERIES_AT_ONCE = 128  # queries whose weights are in memory at once; the backward pass computes them again
 
 Rest = Literal["dropped", "current"]
 

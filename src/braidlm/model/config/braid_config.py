@@ -21,8 +21,7 @@ from .ranges import MAX_ITEMS, Length, Size, VocabularySize
 from .registry import Choice, inherit
 from .strict import PartOf, decode, encode, part_of, type_hints
 
-MAX_BLOCKS = 4096
-"""The most in a model, with those of parallel paths; each takes about a millisecond to build."""
+MAX_BLOCKS = 4096  # the most in a model, with those of parallel paths; each takes about a millisecond to build
 
 
 @dataclass(kw_only=True)

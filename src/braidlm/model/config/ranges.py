@@ -7,10 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-MAX_INTEGER = 2**63 - 1
-"""The largest that torch, NumPy and our files can hold; Python and YAML know larger ones."""
-MAX_ITEMS = 4096
-"""The most elements of a list in a configuration: stages, paths, experts."""
+MAX_INTEGER = 2**63 - 1  # the largest that torch, NumPy and our files can hold; Python and YAML know larger ones
+MAX_ITEMS = 4096  # the most elements of a list in a configuration: stages, paths, experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +47,18 @@ CountOrZero = Annotated[int, Range(at_least=0, at_most=MAX_INTEGER)]
 Seed = Annotated[int, Range(at_least=0, at_most=MAX_INTEGER)]
 Layers = Annotated[int, Range(at_least=1, at_most=1000)]
 LayersOrZero = Annotated[int, Range(at_least=0, at_most=1000)]
-Size = Annotated[int, Range(at_least=1, at_most=100_000)]
-"""Channels, or the inner size of a part."""
+Size = Annotated[int, Range(at_least=1, at_most=100_000)]  # channels, or the inner size of a part
 Heads = Annotated[int, Range(at_least=1, at_most=1024)]
-Choices = Annotated[int, Range(at_least=1, at_most=MAX_ITEMS)]
-"""How many named things there are, or are chosen."""
-Length = Annotated[int, Range(at_least=1, at_most=100_000_000)]
-"""Tokens of a sequence."""
+Choices = Annotated[int, Range(at_least=1, at_most=MAX_ITEMS)]  # how many named things there are, or are chosen
+Length = Annotated[int, Range(at_least=1, at_most=100_000_000)]  # tokens of a sequence
 VocabularySize = Annotated[int, Range(at_least=1, at_most=10_000_000)]
-Rows = Annotated[int, Range(at_least=1, at_most=1_000_000)]
-"""Sequences of a batch."""
-Workers = Annotated[int, Range(at_least=1, at_most=4096)]
-"""Processes."""
+Rows = Annotated[int, Range(at_least=1, at_most=1_000_000)]  # sequences of a batch
+Workers = Annotated[int, Range(at_least=1, at_most=4096)]  # processes
 
 Share = Annotated[float, Range(at_least=0, at_most=1)]
-Rate = Annotated[float, Range(at_least=0, below=1)]
-"""The rate of a dropout, or of a running average."""
+Rate = Annotated[float, Range(at_least=0, below=1)]  # the rate of a dropout, or of a running average
 Probability = Annotated[float, Range(above=0, at_most=1)]
-Epsilon = Annotated[float, Range(above=0, at_most=1)]
-"""What keeps a division from one by zero."""
+Epsilon = Annotated[float, Range(above=0, at_most=1)]  # what keeps a division from one by zero
 Positive = Annotated[float, Range(above=0, at_most=1e9)]
 NonNegative = Annotated[float, Range(at_least=0, at_most=1e9)]
 Temperature = Annotated[float, Range(at_least=0, at_most=1000)]

@@ -34,8 +34,7 @@ class Registry:
 
     noun: str
     parts: dict[str, Any] = field(default_factory=dict)
-    third_party: bool = False
-    """Whether other packages may add parts through entry points."""
+    third_party: bool = False  # whether other packages may add parts through entry points
 
     def __post_init__(self) -> None:
         if self.third_party:
@@ -76,8 +75,7 @@ class Registry:
         return self[choice.kind](choice.options, *args, **kwargs)
 
 
-PARTS: dict[str, Registry] = {}
-"""The registries of the model's parts, by noun."""
+PARTS: dict[str, Registry] = {}  # the registries of the model's parts, by noun
 
 _third_party_loaded = False
 

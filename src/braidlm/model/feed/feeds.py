@@ -124,8 +124,7 @@ class GEGLU(GatedFeed):
 class SwiGLU(GatedFeed):
     """Swish-gated unit (Llama)."""
 
-    trained_rows: slice | None = None
-    """The members of a stack whose beta training changes, where others are frozen."""
+    trained_rows: slice | None = None  # the members of a stack whose beta training changes, where others are frozen
 
     @dataclass
     class Config(GatedFeed.Config):

@@ -63,8 +63,7 @@ class Head(ModelEnd):
     cache_shapes: Sequence[tuple[int, int]] = ()
     """Heads and channels of each layer that `read` keeps in a cache, from `first_slot` on."""
     first_slot = 0
-    window: int | None = None
-    """How many tokens back `read` looks; None for the whole text."""
+    window: int | None = None  # how many tokens back `read` looks; None for the whole text
 
     def read(self, hidden: Tensor, span: Span) -> dict[str, Tensor]:
         """What the head reads in the text, [batch, time, ...], beside the stream [batch, time, width]."""

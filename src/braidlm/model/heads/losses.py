@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -100
-"""The label of a position that is not trained on."""
+IGNORED = -100  # the label of a position that is not trained on
 
 
 def next_token_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None = None) -> Tensor:

@@ -85,8 +85,7 @@ class AverageHead(LinearHead):
     """Every path predicts the next token by itself, from its own part of the stream; the probabilities are averaged."""
 
     composed = {}  # a model with this head is made of whole models, and is no path of another
-    weighs_tokens = False
-    """Whether the shares of the paths are others from token to token."""
+    weighs_tokens = False  # whether the shares of the paths are others from token to token
 
     @dataclass(kw_only=True)
     class Config(LinearHead.Config):
@@ -98,8 +97,7 @@ class AverageHead(LinearHead):
         if config.bias:
             self.bias = nn.Parameter(torch.empty(len(config.paths), vocab_size))
         self.names, self.widths = tuple(path.name for path in config.paths), widths_of(config.paths, width)
-        self.active = list(range(len(self.names)))
-        """The indices of the paths that are averaged."""
+        self.active = list(range(len(self.names)))  # the indices of the paths that are averaged
 
     def use_paths(self, active: frozenset[str]) -> None:
         """An inactive path has no share of the average."""
@@ -196,8 +194,7 @@ def _wide(hidden: Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
 
 
-ROWS = 4096
-"""How many tokens are judged at once, which bounds the memory of their logits."""
+ROWS = 4096  # how many tokens are judged at once, which bounds the memory of their logits
 
 
 @heads.register("posterior")
@@ -215,8 +212,7 @@ class PosteriorHead(AverageHead):
         """How many tokens back the paths are judged by; by default the whole text."""
 
     weighs_tokens = True
-    product_share = 2.0
-    """The matrix is used twice: for what follows a token, and to judge by what did follow."""
+    product_share = 2.0  # the matrix is used twice: for what follows a token, and to judge by what did follow
 
     def __init__(self, config: Config, width: int, vocab_size: int):
         super().__init__(config, width, vocab_size)

@@ -33,32 +33,24 @@ class JoinConfig:
 class JoinShape:
     """The names and sizes of what a join connects."""
 
-    names: tuple[str, ...]
-    """Names of the paths."""
-    widths: tuple[int, ...]
-    """Widths of the paths' outputs."""
-    width_in: int
-    """Width of the stream into the layer."""
-    width_out: int
-    """Width of the stream out of the layer."""
+    names: tuple[str, ...]  # names of the paths
+    widths: tuple[int, ...]  # widths of the paths' outputs
+    width_in: int  # width of the stream into the layer
+    width_out: int  # width of the stream out of the layer
 
 
 class Join(nn.Module):
     """The base class: `join` takes the paths' outputs and their input stream, and returns one stream and routings."""
 
     Config: Any = JoinConfig
-    keeps_paths_separate = False
-    """Whether a path reads only its own slice of the stream in the next layer."""
-    chooses_paths = False
-    """Whether it has a router that chooses among the paths before they are computed."""
+    keeps_paths_separate = False  # whether a path reads only its own slice of the stream in the next layer
+    chooses_paths = False  # whether it has a router that chooses among the paths before they are computed
 
     def __init__(self, config: Any, shape: JoinShape):
         super().__init__()
         self.config, self.names, self.width_out = config, shape.names, shape.width_out
-        self.address = ""
-        """The module name of this join, set by the model."""
-        self.inactive: frozenset[str] = frozenset()
-        """Names of inactive paths, which add nothing to the output."""
+        self.address = ""  # the module name of this join, set by the model
+        self.inactive: frozenset[str] = frozenset()  # names of inactive paths, which add nothing to the output
         self.residual = config.residual
         if config.residual and shape.width_in != shape.width_out:
             raise BraidError(

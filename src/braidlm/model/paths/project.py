@@ -16,8 +16,7 @@ from ..routing.stacked import StackedLinear, apply_linear, without_residual
 from ..span import Span
 from ..stages import Stage, stage_kinds
 
-projections = Registry("projection", third_party=True)
-"""The kinds of experts that change the stream's width."""
+projections = Registry("projection", third_party=True)  # the kinds of experts that change the stream's width
 
 
 @dataclass

@@ -26,8 +26,7 @@ Compute = Literal["measured", "sparse", "dense"]
 Which is faster depends on shapes and device; training measures it once before its first step.
 A forward pass never measures, so that it rounds the same in every process.
 """
-MIN_SPARSE_TOKENS = 64
-"""With fewer tokens, sorting costs more than it saves: the rule where nothing was measured."""
+MIN_SPARSE_TOKENS = 64  # with fewer tokens, sorting costs more than it saves: the rule where nothing was measured
 
 
 def is_sparse(compute: Compute, hidden: Tensor) -> bool:
@@ -46,8 +45,7 @@ def is_sparse(compute: Compute, hidden: Tensor) -> bool:
 class Groups:
     """Rows sorted by the expert they go to."""
 
-    counts_E: Tensor
-    """The number of rows of each expert."""
+    counts_E: Tensor  # the number of rows of each expert
 
     @property
     def ends_E(self) -> Tensor:
@@ -68,12 +66,9 @@ class Permutation:
     """Moves tokens to rows sorted by expert, one for each token and chosen expert, and back."""
 
     groups: Groups
-    source_R: Tensor
-    """The token of each row."""
-    expert_R: Tensor
-    """The expert of each row."""
-    row_TK: Tensor
-    """The rows of each token."""
+    source_R: Tensor  # the token of each row
+    expert_R: Tensor  # the expert of each row
+    row_TK: Tensor  # the rows of each token
 
     def gather(self, tokens_TW: Tensor) -> Tensor:
         """The token of each row, [R, W]."""

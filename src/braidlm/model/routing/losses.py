@@ -18,8 +18,7 @@ from .routing import COMBINED, Routing, Routings
 
 routing_losses = Registry("routing loss", third_party=True)
 
-Measure = Callable[[Routing, Tensor], Tensor]
-"""A function of a routing and of a mask of real tokens [batch, time]."""
+Measure = Callable[[Routing, Tensor], Tensor]  # a function of a routing and of a mask of real tokens [batch, time]
 Evaluator = Callable[[Measure, list[Routing], Tensor], Tensor]
 """A function that computes a measure for each routing of a group of one shape."""
 

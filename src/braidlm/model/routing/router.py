@@ -79,16 +79,13 @@ class TopKRouter(nn.Module):
         if config.top_k > len(choices):
             raise BraidError(f"top_k is {config.top_k}, and there are only {len(choices)} to choose from")
         self.config, self.choices = config, tuple(choices)
-        self.address = ""
-        """The model's name for this router; the model sets it."""
-        self.inactive: frozenset[str] = frozenset()
-        """Choices that are never selected."""
+        self.address = ""  # the model's name for this router; the model sets it
+        self.inactive: frozenset[str] = frozenset()  # choices that are never selected
         self.norm = norms.build(config.norm, width) if config.norm is not None else None
         self.inner = None if config.hidden is None else ScoreLinear(width, config.hidden)
         self.drop = Dropout(kind="experts")
         self.scores = ScoreLinear(config.hidden or width, len(self.choices) + config.silent, bias=config.bias)
-        self.old = len(self.choices) - len(config.new)
-        """How many choices were there before others were inserted."""
+        self.old = len(self.choices) - len(config.new)  # how many choices were there before others were inserted
         if self.choices[self.old :] != tuple(config.new):
             raise BraidError(f"new: these must be the last of the choices: {', '.join(self.choices)}")
         if config.new:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-COMBINED = "combined"
-"""The name of a join's last choice, the linear combination of all its paths."""
+COMBINED = "combined"  # the name of a join's last choice, the linear combination of all its paths
 
 
 @dataclass
@@ -18,18 +17,13 @@ class Routing:
 
     name: str
     """The module name of the router, e.g. `stages.2.layers.0.join`."""
-    choices: tuple[str, ...]
-    """The names of the paths or experts to choose from."""
-    probabilities_BTN: Tensor
-    """The softmax of the router's scores, without noise."""
-    chosen_BTK: Tensor
-    """The indices of the chosen ones."""
-    weights_BTK: Tensor
-    """The weight of each chosen one in the output, noise included."""
+    choices: tuple[str, ...]  # the names of the paths or experts to choose from
+    probabilities_BTN: Tensor  # the softmax of the router's scores, without noise
+    chosen_BTK: Tensor  # the indices of the chosen ones
+    weights_BTK: Tensor  # the weight of each chosen one in the output, noise included
     losses: dict[str, float] = field(default_factory=dict)
     """The routing losses that are added to the training loss, with their weights."""
-    scores_BTN: Tensor | None = None
-    """The scores before the softmax, for losses that read them."""
+    scores_BTN: Tensor | None = None  # the scores before the softmax, for losses that read them
     new_rows: Tensor | None = None
     """The router's parameters of choices that were inserted later, [new choice, inputs]."""
     present_BT: Tensor | None = None

@@ -27,8 +27,7 @@ class PartlyTrained:
 
     weight: Tensor
     bias: Any
-    trained_rows: slice | None = None
-    """The rows that training changes, where others are frozen."""
+    trained_rows: slice | None = None  # the rows that training changes, where others are frozen
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias, detached where they are frozen."""
@@ -40,8 +39,7 @@ class StackedLinear(PartlyTrained, nn.Module):
 
     active_share = 1.0
     """The share of the parameters that is active for a token; less than 1 if a router chooses among the members."""
-    product_share = 1.0
-    """The share of the products that is computed for a token."""
+    product_share = 1.0  # the share of the products that is computed for a token
 
     def __init__(self, stack: int, inputs: int, outputs: int, bias: bool = False):
         super().__init__()

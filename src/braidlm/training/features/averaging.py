@@ -38,10 +38,8 @@ class WeightAverage(Feature):
 
     def __init__(self, config: Any, model: nn.Module):
         self.config = config
-        self.every: int = getattr(config, "every", 1)
-        """Steps between the weights that count."""
-        self.model, self.steps = model, 0
-        """Steps since the average began; 0 before."""
+        self.every: int = getattr(config, "every", 1)  # steps between the weights that count
+        self.model, self.steps = model, 0  # steps since the average began; 0 before
         self.find_parameters()
 
     def find_parameters(self) -> None:

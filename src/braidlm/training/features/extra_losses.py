@@ -48,15 +48,12 @@ class TrainingPass:
     """One forward pass over a micro-batch."""
 
     model: BraidForCausalLM
-    inputs: Tensor
-    """[batch, time] token ids."""
-    labels: Tensor
-    """[batch, time]: the token that each position predicts, or IGNORED."""
+    inputs: Tensor  # [batch, time] token ids
+    labels: Tensor  # [batch, time]: the token that each position predicts, or IGNORED
     count: Tensor
     """The number of labels in the whole batch: of all micro-batches and processes. A mean over tokens is a sum divided
     by it, so that the micro-batches' losses add up to the batch's."""
-    hidden: Tensor
-    """[batch, time, width]: the normalised stream."""
+    hidden: Tensor  # [batch, time, width]: the normalised stream
     layers: tuple[Tensor, ...] = ()
     """The embedded tokens and the stream after each layer, the last one normalised; where `needs_layers`."""
     taken: "TrainingPass | None" = None
@@ -69,12 +66,10 @@ class ExtraLoss(Feature, nn.Module):
     """The base class: `forward` gives the loss of a pass, without its weight."""
 
     Config: Any = ExtraLossConfig
-    kind: str = ""
-    """Its name among the losses of a run."""
+    kind: str = ""  # its name among the losses of a run
     file = "losses.safetensors"
     for_decoders = False
-    needs_layers: ClassVar[bool] = False
-    """Whether it reads the stream after each layer."""
+    needs_layers: ClassVar[bool] = False  # whether it reads the stream after each layer
     text_weight: float = 1.0
     """The factor of the text's own loss in the sum of all losses, where this one takes a share of its place."""
     taken_rows: int = 0

@@ -34,8 +34,7 @@ from braidlm.model.config.strict import decode
 from braidlm.training.step.parallel import Rank
 
 features = Registry("training feature")
-Part = tuple[float, int]
-"""A share of the training, and the length of its sequences."""
+Part = tuple[float, int]  # a share of the training, and the length of its sequences
 T = TypeVar("T")
 
 
@@ -44,28 +43,23 @@ class Setup:
     """What features are made from; there is no data where steps are run without a loop."""
 
     model: PreTrainedModel
-    training: Any
-    """The recipe's `training` section, which has the keys of all features."""
+    training: Any  # the recipe's `training` section, which has the keys of all features
     rank: Rank
     dtype: torch.dtype
     seed: int = 0
-    data: DataConfig | None = None
-    """The recipe's `data` section."""
+    data: DataConfig | None = None  # the recipe's `data` section
     opened: OpenData | None = None
 
 
 class Feature:
     """The base class. A hook that a feature does not need does nothing."""
 
-    name: ClassVar[str] = ""
-    """The recipe key that asks for the feature."""
+    name: ClassVar[str] = ""  # the recipe key that asks for the feature
     Keys: ClassVar[Any] = None
-    order: ClassVar[int] = 0
-    """Features act in this order, and those of one number by their names."""
+    order: ClassVar[int] = 0  # features act in this order, and those of one number by their names
     excludes: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """The features that it cannot be used with, by name, each with why (or "") and what to do."""
-    for_decoders: ClassVar[bool] = True
-    """Whether decoders of transformers have it too, and not only Braid's models."""
+    for_decoders: ClassVar[bool] = True  # whether decoders of transformers have it too, and not only Braid's models
     file: ClassVar[str] = ""
     """The file of a saved state that holds `state()`; with `{rank}` in its name, each process has its own."""
     capturable: bool = True

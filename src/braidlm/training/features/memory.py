@@ -30,8 +30,7 @@ class Memory(NamedTuple):
     keys: tuple[Tensor, ...]
     """For each attention [row, head, memory, dim], the latest last, rotated as tokens before the next chunk are."""
     values: tuple[Tensor, ...]
-    filled: Tensor
-    """[row]: how many of the last entries there are; the others are hidden."""
+    filled: Tensor  # [row]: how many of the last entries there are; the others are hidden
 
     @property
     def length(self) -> int:
@@ -141,10 +140,8 @@ class ChunkMemory(Feature):
         self.memory = memory
         self.continues = torch.zeros_like(memory.filled)
         """[row]: 1 where the row goes on with its text. A replayed step reads it where it is."""
-        self.keeps = True
-        """Whether the next step goes on from what this one leaves."""
-        self.after: list[Memory] = []
-        """What the rows of each micro-batch remember after the last step."""
+        self.keeps = True  # whether the next step goes on from what this one leaves
+        self.after: list[Memory] = []  # what the rows of each micro-batch remember after the last step
 
     @classmethod
     def is_asked(cls, training: Any, data: DataConfig | None) -> bool:

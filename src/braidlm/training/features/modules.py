@@ -22,8 +22,7 @@ from braidlm.training.step.objective import routers
 from braidlm.training.step.parallel import sum_over_processes
 
 dropout_schedules = Registry("dropout schedule")
-LEVELS = 20
-"""The number of levels of a temperature schedule; each change recompiles or recaptures the step."""
+LEVELS = 20  # the number of levels of a temperature schedule; each change recompiles or recaptures the step
 
 
 @feature("training.dropout")
@@ -122,8 +121,7 @@ class Balance(Feature):
     def __init__(self, setup: Setup):
         self.rank = setup.rank
         self.routers = {router.address: router for router in routers(setup.model) if _is_balanced(router)}
-        self.picked: list[dict[str, Tensor]] = []
-        """How often each choice was picked in each micro-batch."""
+        self.picked: list[dict[str, Tensor]] = []  # how often each choice was picked in each micro-batch
 
     @classmethod
     def make(cls, setup: Setup) -> Sequence[Feature]:

@@ -27,8 +27,7 @@ from braidlm.training.step.sharding import gathered_ends, is_spread
 from braidlm.training.step.step import Stepper, StepReport
 from braidlm.training.trainable import Trainable
 
-HARDLY_USED = 0.05
-"""A choice below this share of an even load counts as unused."""
+HARDLY_USED = 0.05  # a choice below this share of an even load counts as unused
 USAGE_PATIENCE = 10
 """Consecutive records with a hardly used choice before the warning, because routers are unsteady at first."""
 
@@ -45,8 +44,7 @@ class Reporter:
         self.usage_monitor = UsageMonitor(choices_of(trained.model))
         self.speed = SpeedMeter(flops_per_token, self.rank.device, self.rank.world_size)
         self.starved_threads = StarvedThreads()
-        self.last: dict[str, Any] = {}
-        """The newest loss and bits per byte, which a checkpoint keeps."""
+        self.last: dict[str, Any] = {}  # the newest loss and bits per byte, which a checkpoint keeps
 
     def record_losses(
         self, progress: Progress, rate: float, epochs: Mapping[str, float], tracker: Tracker | None
@@ -139,11 +137,9 @@ class Reporter:
 class Score:
     """How well a model predicts a text."""
 
-    loss: float
-    """Nats per token."""
+    loss: float  # nats per token
     perplexity: float
-    bits_per_byte: float
-    """Comparable between tokenizers."""
+    bits_per_byte: float  # comparable between tokenizers
     tokens: int
     bytes: int
 
@@ -199,13 +195,11 @@ class StepMetrics:
     rank: Rank
     losses: list[float] = field(default_factory=list)
     """The losses since the last record; saved with a checkpoint, so that a resumed run records the same mean."""
-    norm: float = 0.0
-    """The gradient norm of the last step that was read."""
+    norm: float = 0.0  # the gradient norm of the last step that was read
     routing_loss: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
     """The recipe's extra losses in the last step that was read, without their weights."""
-    usage: dict[str, list[float]] = field(default_factory=dict)
-    """For each router, in the last step that was read."""
+    usage: dict[str, list[float]] = field(default_factory=dict)  # for each router, in the last step that was read
     unread: list[tuple[int, StepReport]] = field(default_factory=list)
 
     def add(self, step: int, report: StepReport) -> None:

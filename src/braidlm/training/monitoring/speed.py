@@ -14,8 +14,7 @@ TOKENS_PER_WORD = 1.4
 """The tokens of an English word under a tokenizer of 16k tokens: assumed until the data is prepared."""
 SHARE_OF_PRODUCTS = 0.3
 """What training reaches of the speed of large matrix products; small models on many cores reach less."""
-TRAINING_FLOPS = 3
-"""Forward and backward pass, in forward passes."""
+TRAINING_FLOPS = 3  # forward and backward pass, in forward passes
 
 
 class SpeedMeter:

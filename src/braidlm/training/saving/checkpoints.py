@@ -50,8 +50,7 @@ class Checkpoints:
         self.models, self.states = folder / "checkpoints", folder / "states"
         self.rank, self.keep = rank, keep
         self.group: Any = None
-        self.writing: Future | None = None
-        """The checkpoint that is written while training goes on."""
+        self.writing: Future | None = None  # the checkpoint that is written while training goes on
 
     def save(
         self,

@@ -39,8 +39,7 @@ RANDOM = "random-{rank}.safetensors"
 STEP = "step"
 RANK = "{rank}"
 SHARDS = "shards"
-EARLIER_FORMAT = "tensors"
-"""The folder of a state that an earlier version wrote."""
+EARLIER_FORMAT = "tensors"  # the folder of a state that an earlier version wrote
 METADATA = ".metadata"
 MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 VALUES = {("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}

@@ -33,11 +33,9 @@ ADVANTAGE = 0.9
 should not vary, and the machine may get busier."""
 STARVED = 0.6
 """Threads that get less than this share of a core each wait for cores: undisturbed they get 0.8 or more (LOG.md)."""
-PATIENCE = 10.0
-"""Seconds of training before a run says that its threads wait."""
+PATIENCE = 10.0  # seconds of training before a run says that its threads wait
 
-Choices = dict[str, str]
-"""`sparse` or `dense` for each routed part, by its name in the model."""
+Choices = dict[str, str]  # `sparse` or `dense` for each routed part, by its name in the model
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -218,8 +216,7 @@ class StarvedThreads:
     """
 
     def __init__(self) -> None:
-        self.low: list[float] = []
-        """Seconds of each reading since the threads wait."""
+        self.low: list[float] = []  # seconds of each reading since the threads wait
         self.said = False
 
     def update(self, threads: int, cores: float, seconds: float) -> str | None:

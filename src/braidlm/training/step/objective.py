@@ -28,16 +28,11 @@ class BatchLosses(NamedTuple):
     """The losses of one forward pass, and what the routers chose in it."""
 
     text: Tensor
-    routing: Tensor | None
-    """What routers add to the loss; None where there are none."""
-    usage: dict[str, Tensor]
-    """For each router by name, the share of the weight that each of its choices has."""
-    picks: dict[str, Tensor]
-    """For each router that is balanced without a loss, how often each choice was picked."""
-    memory: Memory | None = None
-    """What the rows remember for their next chunk, if they had a memory."""
-    extra: dict[str, Tensor] = {}
-    """The recipe's extra losses by name, without their weights."""
+    routing: Tensor | None  # what routers add to the loss; None where there are none
+    usage: dict[str, Tensor]  # for each router by name, the share of the weight that each of its choices has
+    picks: dict[str, Tensor]  # for each router that is balanced without a loss, how often each choice was picked
+    memory: Memory | None = None  # what the rows remember for their next chunk, if they had a memory
+    extra: dict[str, Tensor] = {}  # the recipe's extra losses by name, without their weights
     weighted: Tensor | None = None
     """The text's loss and the extra ones with their weights, where one kernel computes all: this has the gradient."""
 

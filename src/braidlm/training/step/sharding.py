@@ -27,8 +27,7 @@ from braidlm.model.config.ranges import Count
 from braidlm.training.step.expert_parallel import spread_banks
 from braidlm.training.step.parallel import Rank, broadcast
 
-SHARE_OF_MEMORY = 0.5
-"""What weights, gradients and optimizer state may take of a device; activations need the rest."""
+SHARE_OF_MEMORY = 0.5  # what weights, gradients and optimizer state may take of a device; activations need the rest
 
 
 @dataclass

@@ -44,11 +44,9 @@ EAGER_STEPS_BEFORE_CAPTURE = 3
 class StepReport:
     """Numbers of one step, still on the device; each process has its share of the losses."""
 
-    loss: Tensor
-    """The loss of the text."""
+    loss: Tensor  # the loss of the text
     gradient_norm: Tensor
-    routing_loss: Tensor
-    """What routers add to the loss, 0 where there are none."""
+    routing_loss: Tensor  # what routers add to the loss, 0 where there are none
     usage: dict[str, Tensor]
     """For each router, the share of the weight that each of its choices had in the last forward pass."""
     extra: dict[str, Tensor] = field(default_factory=dict)
@@ -113,8 +111,7 @@ class Stepper:
         self.fused = FusedStep(self.optimizer.parts, self.optimizer.decay_factors) if is_fused else None
         self.nothing = torch.zeros((), device=rank.device)
         self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
-        self.shape: tuple[int, ...] | None = None
-        """[rows, time] of the last step."""
+        self.shape: tuple[int, ...] | None = None  # [rows, time] of the last step
         self.steps = 0
         self.graph: CapturedStep | None = None
 

@@ -12,8 +12,7 @@ from ..losses import IGNORED
 from .embedding import ByteConfig, ByteEmbedding, ByteEnd, KeysValues, SymbolBlocks
 from .spelling import END, NOTHING, SYMBOLS, Remembered
 
-TOKENS_AT_ONCE = 8192
-"""Whose symbols' log-probabilities are in memory together in evaluation."""
+TOKENS_AT_ONCE = 8192  # whose symbols' log-probabilities are in memory together in evaluation
 
 
 class ByteHead(ByteEnd, Head):
@@ -27,8 +26,7 @@ class ByteHead(ByteEnd, Head):
     vocabulary add up to less than 1: a softmax over the logits, as in sampling, normalises them.
     """
 
-    causal: ClassVar[bool]
-    """Whether a symbol is predicted from those before it."""
+    causal: ClassVar[bool]  # whether a symbol is predicted from those before it
 
     def __init__(self, config: ByteConfig, width: int, vocab_size: int):
         super().__init__(config, width, vocab_size)
@@ -158,14 +156,10 @@ KEYS_AT_ONCE = 1 << 18
 class Prefixes(NamedTuple):
     """The distinct first symbols, so many of them, of the tokens of a vocabulary."""
 
-    parents: Tensor
-    """[prefix] which of the prefixes that are one symbol shorter it continues."""
-    last: Tensor
-    """[prefix] its last symbol."""
-    tokens: Tensor
-    """[token] the tokens that go on after a prefix of this length, be it with their end."""
-    chosen: Tensor
-    """[token] where the next symbol of each is among those of all prefixes, [prefix x symbol]."""
+    parents: Tensor  # [prefix] which of the prefixes that are one symbol shorter it continues
+    last: Tensor  # [prefix] its last symbol
+    tokens: Tensor  # [token] the tokens that go on after a prefix of this length, be it with their end
+    chosen: Tensor  # [token] where the next symbol of each is among those of all prefixes, [prefix x symbol]
 
 
 @heads.register("bytes_autoregressive")

@@ -84,8 +84,7 @@ class SymbolBlock(nn.Module):
 class SymbolBlocks(nn.Module):
     """Layers over the symbols of each token, and a norm."""
 
-    gradient_checkpointing = False
-    """Set by transformers' `gradient_checkpointing_enable`."""
+    gradient_checkpointing = False  # set by transformers' `gradient_checkpointing_enable`
 
     def __init__(self, config: ByteConfig, causal: bool):
         super().__init__()
@@ -141,10 +140,8 @@ GROUP = 32
 class TokenVectors(NamedTuple):
     """Vectors of tokens that are known already."""
 
-    vectors: Tensor
-    """[token, width]."""
-    known: Tensor
-    """[group of tokens]."""
+    vectors: Tensor  # [token, width]
+    known: Tensor  # [group of tokens]
 
 
 @embeddings.register("bytes")

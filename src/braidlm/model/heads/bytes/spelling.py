@@ -49,26 +49,21 @@ def _state(tensor: Tensor) -> tuple[Any, ...]:
 
 BYTES, DIGITS = 256, 16
 SYMBOLS = BYTES + DIGITS
-END, NOTHING = SYMBOLS, SYMBOLS + 1
-"""What follows the last symbol, and what fills a piece after it."""
+END, NOTHING = SYMBOLS, SYMBOLS + 1  # what follows the last symbol, and what fills a piece after it
 
 
 class LaterPieces(NamedTuple):
     """Pieces of tokens that have more than one."""
 
-    tokens: Tensor
-    """[piece] whose they are."""
-    symbols: Tensor
-    """[piece, 2 x size]: the piece before, then the piece."""
+    tokens: Tensor  # [piece] whose they are
+    symbols: Tensor  # [piece, 2 x size]: the piece before, then the piece
 
 
 class Spelling(nn.Module):
     """The symbols of every token of a vocabulary, in pieces of `size`."""
 
-    symbols: Tensor
-    """All tokens' symbols one after the other."""
-    lengths: Tensor
-    """[token] how many are its own; negative where they are digits in place of bytes."""
+    symbols: Tensor  # all tokens' symbols one after the other
+    lengths: Tensor  # [token] how many are its own; negative where they are digits in place of bytes
 
     def __init__(self, vocab_size: int, size: int, bytes_per_token: int):
         super().__init__()

@@ -45,19 +45,15 @@ MAX_LOGITS_ON_GPU = 1 << 28
 """The logits of a teacher at once, 512 MB in bf16: with fewer, the host may not launch kernels as fast as they run."""
 MAX_LOGITS_ELSEWHERE = 1 << 23
 """A CPU is as fast with few, and they take only seconds: so often progress is shown and saved."""
-MAX_WAITING = 2
-"""Blocks that are being written, or wait to be: the device computes one while another is written."""
-SAVED_EVERY = 5.0
-"""Seconds of work that a killed process may lose."""
+MAX_WAITING = 2  # blocks that are being written, or wait to be: the device computes one while another is written
+SAVED_EVERY = 5.0  # seconds of work that a killed process may lose
 
 
 class Targets(NamedTuple):
     """The teachers' most probable next tokens at some positions, and the logarithms of their probabilities."""
 
-    ids: np.ndarray
-    """[..., k] whole numbers."""
-    logs: np.ndarray
-    """[..., k] floats."""
+    ids: np.ndarray  # [..., k] whole numbers
+    logs: np.ndarray  # [..., k] floats
 
 
 class StoredTargets:
@@ -80,12 +76,10 @@ class StoragePlan:
     """What is stored of each stream, and where."""
 
     cache: Path
-    length: int
-    """Tokens that the teachers read at once."""
+    length: int  # tokens that the teachers read at once
     top_k: int
     vocab_size: int
-    facts: dict[str, Any]
-    """What else the numbers depend on: the teachers by their hashes, and the temperature."""
+    facts: dict[str, Any]  # what else the numbers depend on: the teachers by their hashes, and the temperature
 
     @property
     def dtypes(self) -> list[np.dtype]:
@@ -115,12 +109,9 @@ def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
 class Block:
     """What follows some tokens."""
 
-    positions: np.ndarray
-    """[tokens]: where they are in the file of their data set."""
-    targets: Targets
-    """In the types of the files."""
-    copied: torch.cuda.Event | None = None
-    """When the targets have come from the device."""
+    positions: np.ndarray  # [tokens]: where they are in the file of their data set
+    targets: Targets  # in the types of the files
+    copied: torch.cuda.Event | None = None  # when the targets have come from the device
 
     def runs(self) -> Iterator[tuple[int, Targets]]:
         """Tokens that are neighbours in the file: where they begin there, and what follows them."""

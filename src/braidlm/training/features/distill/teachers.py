@@ -25,10 +25,8 @@ if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
 
 TopK = Annotated[int, Range(at_least=1, at_most=65_536)]
-TEACHER = "teacher"
-"""The role of a source in a lineage."""
-MAX_LOGITS = 1 << 25
-"""The logits of one slice: 128 MB in float32 for each model."""
+TEACHER = "teacher"  # the role of a source in a lineage
+MAX_LOGITS = 1 << 25  # the logits of one slice: 128 MB in float32 for each model
 
 
 @dataclass
@@ -75,8 +73,7 @@ class Teacher:
     """A teacher that has been checked and not yet loaded."""
 
     opened: OpenedModel
-    weight: float
-    """The teacher's share of the average; those of all teachers add up to 1."""
+    weight: float  # the teacher's share of the average; those of all teachers add up to 1
 
     def record(self) -> dict[str, Any]:
         """Which model the teacher is, for the lineage of what it taught."""
@@ -125,8 +122,7 @@ class Teachers:
         """`vocab_size` is the tokenizer's: what models have beyond it are rows of no token."""
         self.models, self.weights = list(models), list(weights)
         self.vocab_size, self.temperature = vocab_size, temperature
-        self.lowered = _lowered(models)
-        """All of them by kernels, which never wait for the device, or none."""
+        self.lowered = _lowered(models)  # all of them by kernels, which never wait for the device, or none
 
     @cached_property
     def widths(self) -> list[int]:

@@ -59,8 +59,7 @@ class EarlyExitLoss(ExtraLoss):
         # What a captured step reads: so many exits, of which some may count 0.
         self.register_buffer("chosen", torch.zeros(places, dtype=torch.long), persistent=False)
         self.register_buffer("weights", torch.zeros(places), persistent=False)
-        self.enabled: list[int] = []
-        """The indices of the exits that count in this step."""
+        self.enabled: list[int] = []  # the indices of the exits that count in this step
         self.begin_step(0, 0.0)
 
     def weight_of(self, layer: int) -> float:

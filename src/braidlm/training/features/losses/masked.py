@@ -53,10 +53,8 @@ class Masked(ExtraLoss):
     excludes: ClassVar = dict.fromkeys(
         ("training.memory", "training.distill", "training.lengths"), ("", "Leave out one of them.")
     )
-    texts: Tensor
-    """The labels of causal rows in the whole batch."""
-    masked: Tensor
-    """The masked tokens in the whole batch."""
+    texts: Tensor  # the labels of causal rows in the whole batch
+    masked: Tensor  # the masked tokens in the whole batch
 
     def __init__(self, config: MaskedConfig, model: BraidForCausalLM):
         super().__init__(config, model)

@@ -34,12 +34,9 @@ class NextSentence(ExtraLoss):
         hidden: Size | None = None
         """The inner size of the network that predicts; by default twice the model's width."""
 
-    ends: Tensor
-    """[vocabulary]: whether a token ends a sentence."""
-    breaks: Tensor
-    """[vocabulary]: whether a token stands between texts."""
-    spread: Tensor
-    """How different the sentences of the last micro-batch are, see `readings`."""
+    ends: Tensor  # [vocabulary]: whether a token ends a sentence
+    breaks: Tensor  # [vocabulary]: whether a token stands between texts
+    spread: Tensor  # how different the sentences of the last micro-batch are, see `readings`
 
     def __init__(self, config: Config, model: BraidForCausalLM):
         super().__init__(config, model)

@@ -36,8 +36,7 @@ class OptimizerConfig:
     """What decays: matrices only, or also norms, biases and vectors, as in the papers."""
 
 
-ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
-"""What torch's AdamW keeps for each parameter."""
+ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")  # what torch's AdamW keeps for each parameter
 
 
 class ScheduledDecay:
