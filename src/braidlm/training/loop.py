@@ -276,12 +276,11 @@ class Trainer:
             good, last = self.checkpoints.newest_good(), "No checkpoint was saved yet."
             if good is not None:
                 last = f"The last good checkpoint is {self.checkpoints.models / good} (a run may start_from it)."
-            raise BraidError(
-                problem,
-                self.recipe.folder,
+            todo = (
                 f"{last} Try a lower training.optimizer.lr (now {self.recipe.training.optimizer.options.lr:g}), "
-                "a longer training.warmup, or training.clip=1.0.",
+                "a longer training.warmup, or training.clip=1.0."
             )
+            raise BraidError(problem, self.recipe.folder, todo)
 
     def _save(self, tracker: Tracker | None, interrupted: bool = False) -> None:
         """Save a checkpoint, unless this step has one; an interruption's is removed when the next is saved."""

@@ -187,25 +187,20 @@ class Recipe:
         """Keys that do not go together; features say it of theirs themselves."""
         training = self.training
         if training.lora is not None and self.start_from is None and self.decoder is None:
-            yield BraidError(
-                "training.lora adapts a trained model",
-                todo="Name one: start_from=MODEL, or leave out training.lora to train a new one.",
-            )
+            todo = "Name one: start_from=MODEL, or leave out training.lora to train a new one."
+            yield BraidError("training.lora adapts a trained model", todo=todo)
         if training.lora is not None and training.optimizer.kind == "muon":
-            yield BraidError(
-                "training.lora: Muon trains whole matrices, and adapters are two thin ones whose product counts",
-                todo="Leave out training.optimizer.kind, so that AdamW trains the adapters.",
-            )
+            what = "training.lora: Muon trains whole matrices, and adapters are two thin ones whose product counts"
+            todo = "Leave out training.optimizer.kind, so that AdamW trains the adapters."
+            yield BraidError(what, todo=todo)
         if training.lora is not None and training.lora.embedding == "trained" and self.decoder is not None:
-            yield BraidError(
-                "training.lora.embedding: only Braid's models train their embedding beside adapters",
-                todo="Leave it out, or train the whole decoder without training.lora.",
-            )
+            what = "training.lora.embedding: only Braid's models train their embedding beside adapters"
+            todo = "Leave it out, or train the whole decoder without training.lora."
+            yield BraidError(what, todo=todo)
         if self.decoder is None:
             if training.precision == "pure_bf16":
-                yield BraidError(
-                    "training.precision: pure_bf16 is for decoders; Braid's models train in float32 or bf16"
-                )
+                what = "training.precision: pure_bf16 is for decoders; Braid's models train in float32 or bf16"
+                yield BraidError(what)
             return
         if self.start_from is not None:
             yield BraidError("start_from is a Braid model, and decoder is one of transformers: give one of them")

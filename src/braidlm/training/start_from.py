@@ -85,11 +85,9 @@ def load_start(start: OpenedBraid, loaded: LoadedRecipe, data: OpenData) -> Brai
         if config.vocab_size != wanted.vocab_size:
             changed.append(f"model.vocab_size: {config.vocab_size} -> {wanted.vocab_size}")
         if changed:
-            raise BraidError(
-                with_changes("the model to start from has another shape (the model's -> the recipe's)", changed),
-                where,
-                "Leave out `model` to use the folder's own architecture; `~model` on the command line removes it.",
-            )
+            what = with_changes("the model to start from has another shape (the model's -> the recipe's)", changed)
+            todo = "Leave out `model` to use the folder's own architecture; `~model` on the command line removes it."
+            raise BraidError(what, where, todo)
         config.architecture = wanted.architecture
     check_length(config.max_position_embeddings, loaded.recipe.data.length)
     use_routing_losses(config, loaded.recipe.training.routing_losses)

@@ -150,10 +150,8 @@ class ChunkMemory(Feature):
     @classmethod
     def problems(cls, training: Any, data: DataConfig) -> Iterable[BraidError]:
         if training.memory and not chunkings[data.chunking.kind].keeps_rows:
-            yield BraidError(
-                "training.memory: a row has a memory only where it goes on with its text from step to step",
-                todo="Add data.chunking=consecutive.",
-            )
+            what = "training.memory: a row has a memory only where it goes on with its text from step to step"
+            yield BraidError(what, todo="Add data.chunking=consecutive.")
 
     @classmethod
     def check_model(cls, model: BraidForCausalLM, training: Any, data: DataConfig) -> None:

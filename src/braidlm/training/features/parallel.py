@@ -29,15 +29,13 @@ class Parallel(Feature):
     def problems(cls, training: Any, data: DataConfig) -> Iterable[BraidError]:
         spread = training.parallel.weights in ("sharded", "hybrid")
         if training.graph:
-            yield BraidError(
-                "training.graph: a step is replayed as a graph by one process that has all weights",
-                todo="Leave it out where several processes train, and where training.parallel shards weights.",
-            )
+            what = "training.graph: a step is replayed as a graph by one process that has all weights"
+            todo = "Leave it out where several processes train, and where training.parallel shards weights."
+            yield BraidError(what, todo=todo)
         if training.lora is not None and spread:
-            yield BraidError(
-                "training.lora: adapters are merged into whole matrices, and training.parallel spreads these",
-                todo="Take training.parallel=replicated: adapters and their optimizer state are small.",
-            )
+            what = "training.lora: adapters are merged into whole matrices, and training.parallel spreads these"
+            todo = "Take training.parallel=replicated: adapters and their optimizer state are small."
+            yield BraidError(what, todo=todo)
 
     @classmethod
     def check_model(cls, model: Any, training: Any, data: DataConfig) -> None:

@@ -62,10 +62,8 @@ class Lengths(Feature):
         if ends != sorted(set(ends)):
             yield BraidError("training.lengths: each part must end after the one before it; order them by `until`")
         for length in (rows.length for rows in training.lengths if data.length % rows.length):
-            yield BraidError(
-                f"training.lengths: sequences of data.length, {data.length} tokens, do not make rows of {length}",
-                todo="Give a length that divides data.length.",
-            )
+            what = f"training.lengths: sequences of data.length, {data.length} tokens, do not make rows of {length}"
+            yield BraidError(what, todo="Give a length that divides data.length.")
 
     def row_length(self, share: float) -> int | None:
         return next((rows.length for rows in self.rows if share < rows.until), None)

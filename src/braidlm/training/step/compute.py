@@ -146,10 +146,7 @@ def _now(x: Tensor) -> float:
 def choose_threads(
     trained: Trainable, shape: tuple[int, int], rank: Rank, asked: int | None, saved: int | None
 ) -> int | None:
-    """The number of the recipe, else of the checkpoint, else of the environment, else the fastest.
-
-    None on a GPU, where it does not matter.
-    """
+    """The number of the recipe, else of the checkpoint, else of the environment, else the fastest; None on a GPU."""
     if rank.device.type != "cpu":
         return None
     most = torch.get_num_threads()

@@ -63,11 +63,8 @@ def check_banks(model: nn.Module, processes: int) -> None:
     for name, _, bank in banks:
         layers = [layer for layer in bank.modules() if isinstance(layer, StackedLinear)]
         if problem := next((layer.stack for layer in layers if layer.stack % processes), None):
-            raise BraidError(
-                f"{processes} processes cannot share {problem} experts ({name})",
-                where,
-                f"Give a number that divides {problem}.",
-            )
+            what = f"{processes} processes cannot share {problem} experts ({name})"
+            raise BraidError(what, where, f"Give a number that divides {problem}.")
         if any(getattr(layer, "trained_rows", None) is not None for layer in bank.modules()):
             what = f"of this bank only inserted experts are trained, and some processes would have none ({name})"
             raise BraidError(what, where, "Leave it out.")

@@ -39,7 +39,10 @@ class Rank:
 @contextlib.contextmanager
 def join_group(device: str | None = None) -> Iterator[Rank]:
     """Join the process group that torchrun started, or be the only process."""
-    rank = Rank(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), _device(device))
+    name = choose_device(device or "auto")
+    if name == "cuda":  # each process of this machine has a GPU of its own
+        name = choose_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
+    rank = Rank(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), torch.device(name))
     if rank.world_size == 1:
         yield rank
         return
@@ -80,14 +83,14 @@ class Watch:
         self.thread.join(self.every)
 
     def _run(self) -> None:
-        keys = [self._key(index) for index in range(self.rank.world_size)]
+        keys = [f"process {index}" for index in range(self.rank.world_size)]
         seen: dict[str, tuple[bytes, float]] = {}
         count = 0
         while not self.ended.wait(self.every if count else 0):
             count += 1
             now, counts = time.monotonic(), [seen.get(key, (b"", 0.0))[0] for key in keys]
             with contextlib.suppress(RuntimeError):
-                self.store.set(self._key(self.rank.index), str(count))
+                self.store.set(keys[self.rank.index], str(count))
                 counts = self.store.multi_get(keys)
             for key, value in zip(keys, counts, strict=True):
                 before, since = seen.get(key, (None, now))
@@ -98,21 +101,10 @@ class Watch:
                 sys.stderr.flush()
                 os._exit(2)
 
-    @staticmethod
-    def _key(index: int) -> str:
-        return f"process {index}"
-
 
 def is_main_process() -> bool:
     """Whether this process writes the files and messages for all that torchrun started."""
     return int(os.environ.get("RANK", 0)) == 0
-
-
-def _device(name: str | None) -> torch.device:
-    name = choose_device(name or "auto")
-    if name == "cuda":  # each process of this machine has a GPU of its own
-        name = choose_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
-    return torch.device(name)
 
 
 def sum_over_processes(value: torch.Tensor, rank: Rank) -> torch.Tensor:

@@ -58,11 +58,9 @@ class Layout:
     def __post_init__(self) -> None:
         spread = self.shards if self.shards > 1 else self.copies
         if spread % self.experts:
-            raise BraidError(
-                f"training.parallel.experts: {self.experts} processes cannot share a bank where weights are "
-                + (f"spread over {spread}" if self.shards > 1 else f"on {spread} processes"),
-                todo=f"Give a number that divides {spread}.",
-            )
+            lie = f"spread over {spread}" if self.shards > 1 else f"on {spread} processes"
+            what = f"training.parallel.experts: {self.experts} processes cannot share a bank where weights are {lie}"
+            raise BraidError(what, todo=f"Give a number that divides {spread}.")
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """The processes of all parameters but those of banks that are shared."""
@@ -93,8 +91,13 @@ def choose_layout(config: ParallelConfig, model: nn.Module, rank: Rank) -> Layou
             what = f"training.parallel.experts: {config.experts} processes are to share experts, and there is one"
             raise BraidError(what, todo=f"Start them by `torchrun --nproc-per-node {config.experts} -m braidlm train`.")
         return None
-    weights: Weights = broadcast(_fitting(model, rank, here) if config.weights == "auto" else config.weights, rank)
-    return layout_of(ParallelConfig(weights, config.experts), world, here)
+    weights = config.weights
+    if weights == "auto":
+        memory = (free_memory(rank.device) or float("inf")) / here
+        if rank.device.type == "cuda":
+            memory = torch.cuda.mem_get_info(rank.device)[1]
+        weights = fitting(weights_bytes(model) + training_state_bytes(model), memory, here)
+    return layout_of(ParallelConfig(broadcast(weights, rank), config.experts), world, here)
 
 
 def layout_of(config: ParallelConfig, world: int, here: int) -> Layout:
@@ -103,36 +106,17 @@ def layout_of(config: ParallelConfig, world: int, here: int) -> Layout:
     return Layout(copies, world // copies, config.experts)
 
 
-Weights = Literal["replicated", "sharded", "hybrid"]
-
-
 def shards_of(training: Any, model: nn.Module, rank: Rank) -> int:
     """Over how many processes a training spreads each weight of a model (a skeleton will do)."""
     layout = choose_layout(training.parallel, model, rank)
     return 1 if layout is None else layout.shards
 
 
-def _fitting(model: nn.Module, rank: Rank, here: int) -> Weights:
-    """The first way of sharing that leaves half of a device's memory to activations."""
-    if rank.device.type == "cuda":
-        memory: float = torch.cuda.mem_get_info(rank.device)[1]
-    else:
-        memory = (free_memory(rank.device) or float("inf")) / here
-    return fitting(weights_bytes(model) + training_state_bytes(model), memory, here)
-
-
-def fitting(needed: float, memory: float, here: int) -> Weights:
+def fitting(needed: float, memory: float, here: int) -> Literal["replicated", "sharded", "hybrid"]:
     """The first way in which weights, gradients and optimizer state of so many bytes take half of a device's memory."""
     if needed <= SHARE_OF_MEMORY * memory:
         return "replicated"
     return "hybrid" if needed / here <= SHARE_OF_MEMORY * memory else "sharded"
-
-
-def join_alone(rank: Rank) -> None:
-    """A process group of this process alone, where weights are to be sharded without torchrun."""
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 def shard(
@@ -142,7 +126,9 @@ def shard(
 
     Weights, gradients and their sums stay in their own type; products read weights that were gathered in `dtype`.
     """
-    join_alone(rank)
+    if not dist.is_initialized():  # this process is alone, and weights are sharded without torchrun
+        backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     lowered = None if dtype == torch.float32 else dtype
     policy = MixedPrecisionPolicy(param_dtype=lowered, reduce_dtype=torch.float32, cast_forward_inputs=False)
     if layout.experts > 1:
@@ -236,26 +222,22 @@ def local(tensor: Any) -> Any:
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The norm of all gradients together, wherever their parts lie."""
-    parts: dict[Any, list[Tensor]] = {}
+    parts: dict[Any, list[Tensor]] = {}  # by the groups of processes that hold others of them
     for gradient in gradients:
-        parts.setdefault(_spread_over(gradient), []).append(local(gradient))
+        groups: tuple[Any, ...] = ()
+        if isinstance(gradient, DTensor):
+            dimensions, mesh = enumerate(gradient.placements), gradient.device_mesh
+            groups = tuple(mesh.get_group(index) for index, where in dimensions if isinstance(where, Shard))
+        parts.setdefault(groups, []).append(local(gradient))
     if set(parts) <= {()}:
         return nn.utils.get_total_norm(parts.get((), []), foreach=True)
     squares = []
     for groups, tensors in parts.items():
         square = nn.utils.get_total_norm(tensors, foreach=True).square()
-        for group in groups:  # each holds other parts
+        for group in groups:
             dist.all_reduce(square, group=group)
         squares.append(square)
     return torch.stack(squares).sum().sqrt()
-
-
-def _spread_over(tensor: Tensor) -> tuple[Any, ...]:
-    """The groups of processes that hold the parts of a tensor."""
-    if not isinstance(tensor, DTensor):
-        return ()
-    dimensions = enumerate(tensor.placements)
-    return tuple(tensor.device_mesh.get_group(index) for index, where in dimensions if isinstance(where, Shard))
 
 
 def whole_view(tensor: Tensor, parameter: Tensor) -> Tensor:
@@ -274,11 +256,10 @@ def whole_view(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 def lying_as(parameter: Tensor, whole: Tensor) -> Tensor:
     """The values of a whole tensor, of which this process holds as much as of a parameter."""
+    whole = whole.to(parameter.device)
     if not isinstance(parameter, DTensor):
-        return whole.to(parameter.device)
-    return distribute_tensor(
-        whole.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-    )
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def put(target: Tensor, whole: Tensor) -> None:

@@ -81,12 +81,10 @@ class Stepper:
         """By default with the features that the config asks for and that need no data."""
         model = trained.model
         self.model, self.config, self.rank, self.dtype = model.train(), config, rank, dtype
-        self.layout: Layout | None = choose_layout(config.parallel, model, rank)
-        """Where the weights lie; None where this process is alone and has all of them."""
+        self.layout: Layout | None = choose_layout(config.parallel, model, rank)  # None: it has all weights, alone
         on_gpu = rank.device.type == "cuda"
         self.features = make_features(Setup(model, config, rank, dtype)) if features is None else list(features)
         self.extra = {one.kind: one for one in self.features if isinstance(one, ExtraLoss)}
-        """What is added to the text's loss."""
         for loss in self.extra.values():
             take_from_main(loss, rank)  # each process has drawn first values of its own
         self.use_graph = on_gpu and self.layout is None and config.graph is not False
@@ -127,8 +125,7 @@ class Stepper:
     def begin_step(self, step: int, share: float) -> None:
         """Tell the features which step comes; a captured step is recorded again where they change what it computes."""
         self.optimizer.begin_step(share)
-        changed = [one.begin_step(step, share) for one in self.features]
-        if any(changed):
+        if any([one.begin_step(step, share) for one in self.features]):  # all of them are told
             self._record_again()
 
     def read_batch(self, batch: Batch, share: float) -> Batch:

@@ -60,10 +60,9 @@ class Distillation(ExtraLoss):
     @classmethod
     def problems(cls, training: Any, data: DataConfig) -> Iterable[BraidError]:
         if data.pauses and training.distill.top_k is not None:
-            yield BraidError(
-                "training.distill.top_k stores what teachers say of text without pauses",
-                todo="Leave out top_k, so that the teachers read every step's sequences, or data.pauses.",
-            )
+            what = "training.distill.top_k stores what teachers say of text without pauses"
+            todo = "Leave out top_k, so that the teachers read every step's sequences, or data.pauses."
+            yield BraidError(what, todo=todo)
 
     @classmethod
     def make(cls, setup: Setup) -> Sequence[Feature]:

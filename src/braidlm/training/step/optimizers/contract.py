@@ -147,9 +147,8 @@ def split_by_decay(model: nn.Module, config: OptimizerConfig) -> tuple[list[Tens
 
 def decay_outlasts_rate(optimizer: Any, schedule: Any) -> str | None:
     """A warning that weights go on decaying where the learning rate has gone to zero, or None."""
-    if optimizer.decay_schedule is None or not optimizer.weight_decay or schedules.build(schedule)(1.0) > 0:
-        return None
-    if not schedules.build(optimizer.decay_schedule)(1.0):
+    decays = optimizer.decay_schedule and optimizer.weight_decay and schedules.build(optimizer.decay_schedule)(1.0)
+    if not decays or schedules.build(schedule)(1.0) > 0:
         return None
     return (
         "training.optimizer.decay_schedule: the learning rate ends at 0 and the decay does not, so that at the end the "

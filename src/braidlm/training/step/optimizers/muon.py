@@ -1,6 +1,6 @@
 """Muon for the matrices between embedding and head, AdamW for all else."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -67,14 +67,6 @@ class SpreadMuon(BatchedMuon):
         return torch.cat(together)[: len(matrices)]
 
 
-def _by_processes(matrices: Sequence[Tensor]) -> list[tuple[type[BatchedMuon], Set[Tensor]]]:
-    """The matrices by the processes that hold their parts, in the same order everywhere, with what updates them."""
-    parts: dict[Any, set[Tensor]] = {}
-    for parameter in matrices:
-        parts.setdefault(getattr(parameter, "device_mesh", None), set()).add(parameter)
-    return [(BatchedMuon if mesh is None else SpreadMuon, members) for mesh, members in parts.items()]
-
-
 @optimizers.register("muon")
 class Muon(Optimizer):
     """Muon for each matrix of blocks, experts and projections; AdamW for embedding, head, routers, norms and biases.
@@ -95,7 +87,11 @@ class Muon(Optimizer):
             parts.append(make_adamw(model, config, capturable, chosen, scale))
         if chosen:
             on_gpu = next(iter(chosen)).is_cuda
-            for kind, members in _by_processes([p for p in matrices if p in chosen]):
+            by_mesh: dict[Any, set[Tensor]] = {}  # by the processes that hold their parts, in one order everywhere
+            for parameter in (p for p in matrices if p in chosen):
+                by_mesh.setdefault(getattr(parameter, "device_mesh", None), set()).add(parameter)
+            for mesh, members in by_mesh.items():
+                kind = BatchedMuon if mesh is None else SpreadMuon
                 muon = kind(
                     make_groups(model, config, members, config.lr, capturable),
                     momentum=config.momentum,
