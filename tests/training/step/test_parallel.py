@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from braidlm.core.errors import BraidError
-from braidlm.training.step.parallel import Rank, Watch, _device, is_main_process, join_group, sum_over_processes
+from braidlm.training.step.parallel import Rank, Watch, is_main_process, join_group, sum_over_processes
 from braidlm.training.train import train
 from tests.training.forked_runs import fork
 from tests.training.tiny_runs import records, tiny_recipe, torchrun, weights, written
@@ -111,7 +111,7 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["cuda:7", "nothing"])
 def test_a_device_that_is_not_there(name: str) -> None:
     with pytest.raises(BraidError) as caught:
-        _device(name)
+        join_group(name).__enter__()
     assert f"there is no device '{name}' here" in str(caught.value)
     assert "privateuseone" not in str(caught.value), "torch's list of every device is no help"
     assert "Use auto" in str(caught.value)

@@ -15,7 +15,6 @@ from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf
 from braidlm.model.dropout import Dropout, scale_dropout
 from braidlm.model.paths.joins import GumbelJoin, scale_temperature
-from braidlm.model.routing.router import TopKRouter
 from braidlm.training.features.feature import Feature, Setup, feature
 from braidlm.training.schedules import Constant, Schedule, constant, schedules
 from braidlm.training.step.objective import routers
@@ -120,7 +119,10 @@ class Balance(Feature):
 
     def __init__(self, setup: Setup):
         self.rank = setup.rank
-        self.routers = {router.address: router for router in routers(setup.model) if _is_balanced(router)}
+        # A router that is frozen, or all but its new rows, keeps its ranking.
+        balanced = (router for router in routers(setup.model) if router.balance is not None)
+        trained = (one for one in balanced if one.scores.weight.requires_grad and one.scores.trained_rows is None)
+        self.routers = {router.address: router for router in trained}
         self.picked: list[dict[str, Tensor]] = []  # how often each choice was picked in each micro-batch
 
     @classmethod
@@ -135,12 +137,6 @@ class Balance(Feature):
             load = functools.reduce(torch.add, (picks[name] for picks in self.picked))
             router.rebalance(sum_over_processes(load, self.rank))
         self.picked = []
-
-
-def _is_balanced(router: TopKRouter) -> bool:
-    """Whether training adjusts the router's ranking; one that is frozen, or all but its new rows, keeps it."""
-    trained = router.scores.weight.requires_grad and router.scores.trained_rows is None
-    return router.balance is not None and trained
 
 
 @dropout_schedules.register("constant")

@@ -113,7 +113,10 @@ class Pauses(Feature):
     def read_batch(self, batch: Batch, share: float = 0.0) -> Batch:
         """The batch with pauses: inputs and labels [row, time] become longer by `count`."""
         rows, text = batch.inputs.shape
-        after = self._pauses_after(batch)
+        begins = zip(batch.whole.own_sources, batch.whole.positions[:, 0], strict=True)
+        keys = [(self.names[source], int(position)) for source, position in begins]
+        chosen = [(raw_bits(self.count, "pauses", self.seed, *key) % text).astype(np.int64) for key in keys]
+        after = np.stack([np.bincount(row, minlength=text) for row in chosen])  # [row, text]: pauses after each token
         # An input is preceded by the pauses of those before it; its label moves to the last pause after it.
         places = np.arange(text) + np.cumsum(after, axis=1) - after
         inputs = np.full((rows, text + self.count), self.token, batch.inputs.dtype)
@@ -121,11 +124,3 @@ class Pauses(Feature):
         np.put_along_axis(inputs, places, batch.inputs, axis=1)
         np.put_along_axis(labels, places + after, batch.labels, axis=1)
         return replace(batch, inputs=inputs, labels=labels)
-
-    def _pauses_after(self, batch: Batch) -> np.ndarray:
-        """[row, text]: how many pauses follow each token."""
-        text, whole = batch.inputs.shape[1], batch.whole
-        begins = zip(whole.own_sources, whole.positions[:, 0], strict=True)
-        keys = [(self.names[source], int(position)) for source, position in begins]
-        chosen = [(raw_bits(self.count, "pauses", self.seed, *key) % text).astype(np.int64) for key in keys]
-        return np.stack([np.bincount(row, minlength=text) for row in chosen])

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from braidlm.core import console
 from braidlm.core.decoding.decoder import Sampling
@@ -41,7 +41,9 @@ class Reporter:
         length, most, rows = recipe.data.length, recipe.validation.tokens, recipe.training.batch
         self.held_out = {one.name: validation_windows(one, length, most, rows) for one in data.validation}
         self.metrics = StepMetrics(self.rank)
-        self.usage_monitor = UsageMonitor(choices_of(trained.model))
+        parts: list[Any] = [module for module in trained.model.modules() if hasattr(module, "address")]
+        choices = {str(part.address): getattr(part, "choices", None) or getattr(part, "names", ()) for part in parts}
+        self.usage_monitor = UsageMonitor(choices)  # of routers and joins
         self.speed = SpeedMeter(flops_per_token, self.rank.device, self.rank.world_size)
         self.starved_threads = StarvedThreads()
         self.last: dict[str, Any] = {}  # the newest loss and bits per byte, which a checkpoint keeps
@@ -71,18 +73,14 @@ class Reporter:
             record["extra_losses"] = metrics.extra | others
         self.last["loss"] = record["loss"]
         if tracker is not None:
-            self._warn()
+            warnings = [self.usage_monitor.update(usage)]
+            if self.rank.device.type == "cpu":
+                threads = torch.get_num_threads()
+                warnings.append(self.starved_threads.update(threads, self.speed.cores, self.speed.seconds))
+            for warning in filter(None, warnings):
+                console.warn(warning)
             tracker.record("train", progress.steps, **record)
         return record
-
-    def _warn(self) -> None:
-        """Say what the last readings of speed and usage show, once."""
-        warnings = [self.usage_monitor.update(self.metrics.usage)]
-        if self.rank.device.type == "cpu":
-            threads = torch.get_num_threads()
-            warnings.append(self.starved_threads.update(threads, self.speed.cores, self.speed.seconds))
-        for warning in filter(None, warnings):
-            console.warn(warning)
 
     def validate(self, progress: Progress, finished: bool, tracker: Tracker | None) -> None:
         """Score the held-out text: each process reads a part of it."""
@@ -243,15 +241,6 @@ def usage_entropy(usage: Sequence[float]) -> float:
 def lowest_usage(usage: Sequence[float]) -> float:
     """The smallest usage relative to an even one: 1 when all are equal, 0 when a choice is never used."""
     return min(usage) * len(usage)
-
-
-def choices_of(model: nn.Module) -> dict[str, Sequence[str]]:
-    """By its address, the names of what each router or join chooses among."""
-    choices: dict[str, Any] = {}
-    for module in model.modules():
-        if hasattr(module, "address"):  # a router's or a join's
-            choices[str(module.address)] = getattr(module, "choices", None) or getattr(module, "names", ())
-    return choices
 
 
 class UsageMonitor:

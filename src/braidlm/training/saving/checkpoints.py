@@ -84,9 +84,8 @@ class Checkpoints:
                             trained.write(model_part, tokenizer, lineage, name)
                 written = self._start_writing(state_part / SHARDS, together, weights) if spread else None
             if main:
-                write_json(
-                    state_part / POSITION, {"saved": time.time_ns(), "processes": self.rank.world_size} | position
-                )
+                saved = {"saved": time.time_ns(), "processes": self.rank.world_size}
+                write_json(state_part / POSITION, saved | position)
             wait_for_all(self.rank)
             cleanup = stack.pop_all()
 

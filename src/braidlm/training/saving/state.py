@@ -77,12 +77,18 @@ def write_state(folder: Path, state: StepState, rank: Rank, spread: bool) -> dic
     random = {"cpu": torch.get_rng_state()} | ({"cuda": torch.cuda.get_rng_state(rank.device)} if on_gpu else {})
     files, together = {_own_file(RANDOM, rank): random}, dict[str, Tensor]()
     if spread or rank.is_main:
-        files[OPTIMIZER] = dict(_optimizer_tensors(state))
+        files[OPTIMIZER] = {
+            f"{name}.{key}": whole_view(states[parameter][key].detach(), parameter)
+            for name, parameter, states, keys in state.optimized()
+            if states.get(parameter)  # none before its first gradient
+            for key in keys
+        }
     for one in state.features:
         if spread or rank.is_main or RANK in one.file:
             files.setdefault(_own_file(one.file, rank), {}).update(one.state())
+    own = {_own_file(name, rank) for name in (RANDOM, *(one.file for one in state.features)) if RANK in name}
     for name, tensors in files.items():
-        if spread and name not in (_own_file(RANDOM, rank), *_own_files(state, rank)):
+        if spread and name not in own:
             together |= tensors
         elif tensors or name == OPTIMIZER:
             save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
@@ -91,33 +97,23 @@ def write_state(folder: Path, state: StepState, rank: Rank, spread: bool) -> dic
 
 def read_state(folder: Path, state: StepState, rank: Rank, spread: bool) -> None:
     """Restore what `write_state`, or an earlier version of Braid, wrote; nothing in the files is run."""
+    is_earlier = (folder / EARLIER_FORMAT).is_dir()
     shards = Shards(folder / SHARDS) if (folder / SHARDS).is_dir() else None
-    if shards is None and spread and not (folder / EARLIER_FORMAT).is_dir():
+    if shards is None and spread and not is_earlier:
         shards = Shards(folder)  # the files of one process, in parts
     if shards is None:
-        _put_optimizer_tensors(_load(folder), state)
+        _put_optimizer_tensors(_load(folder, OPTIMIZER, "optimizer."), state)
     else:
         _fill_optimizer_tensors(shards, state)
-    _restore_random(folder, rank)
+    if is_earlier or (folder / _own_file(RANDOM, rank)).is_file():  # where fewer processes saved, its own states go on
+        random = _load(folder, _own_file(RANDOM, rank), f"random.{rank.index}.")
+        torch.set_rng_state(random["cpu"])
+        if "cuda" in random and rank.device.type == "cuda":
+            torch.cuda.set_rng_state(random["cuda"], rank.device)
     for one in state.features:
         if one.state():
             own = shards is None or RANK in one.file
             one.load_state(load_file(folder / _own_file(one.file, rank)) if own else shards)  # type: ignore[arg-type]
-
-
-def _restore_random(folder: Path, rank: Rank) -> None:
-    """Take the random states of this process's number; where fewer processes saved, its own go on."""
-    if not (folder / _own_file(RANDOM, rank)).is_file() and not (folder / EARLIER_FORMAT).is_dir():
-        return
-    tensors = _load_random(folder, rank)
-    torch.set_rng_state(tensors["cpu"])
-    if "cuda" in tensors and rank.device.type == "cuda":
-        torch.cuda.set_rng_state(tensors["cuda"], rank.device)
-
-
-def _own_files(state: StepState, rank: Rank) -> set[str]:
-    """The files of features that are each process's own."""
-    return {_own_file(one.file, rank) for one in state.features if RANK in one.file}
 
 
 def _own_file(name: str, rank: Rank) -> str:
@@ -136,27 +132,12 @@ def explained_state_errors(folder: Path) -> Iterator[None]:
         raise BraidError(f"this saved state cannot be used: {problem}", str(folder), todo) from error
 
 
-def _load(folder: Path) -> dict[str, Tensor]:
-    """The optimizer's tensors."""
-    if (folder / EARLIER_FORMAT).is_dir():
-        named = read_distcp(folder / EARLIER_FORMAT, ("optimizer.",))
-        return {name.removeprefix("optimizer."): tensor for name, tensor in named.items()}
-    return load_file(folder / OPTIMIZER)
-
-
-def _load_random(folder: Path, rank: Rank) -> dict[str, Tensor]:
-    if (folder / EARLIER_FORMAT).is_dir():
-        prefix = f"random.{rank.index}."
-        named = read_distcp(folder / EARLIER_FORMAT, (prefix,))
-        return {name.removeprefix(prefix): tensor for name, tensor in named.items()}
-    return load_file(folder / _own_file(RANDOM, rank))
-
-
-def _optimizer_tensors(state: StepState) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter, states, keys in state.optimized():
-        if tensors := states.get(parameter):  # none before its first gradient
-            for key in keys:
-                yield f"{name}.{key}", whole_view(tensors[key].detach(), parameter)
+def _load(folder: Path, name: str, prefix: str) -> dict[str, Tensor]:
+    """The tensors of a file, which an earlier version kept together with all others, under names with a prefix."""
+    if not (folder / EARLIER_FORMAT).is_dir():
+        return load_file(folder / name)
+    named = read_distcp(folder / EARLIER_FORMAT, (prefix,))
+    return {key.removeprefix(prefix): tensor for key, tensor in named.items()}
 
 
 def _fill_optimizer_tensors(shards: Shards, state: StepState) -> None:
@@ -181,11 +162,9 @@ def _put_optimizer_tensors(tensors: dict[str, Tensor], state: StepState) -> None
         expected = {key: () if key == STEP else tuple(parameter.shape) for key in keys}
         if problems := compare_shapes(expected, {key: tuple(tensor.shape) for key, tensor in found.items()}):
             raise ValueError(f"it is of another model ({name}: {listed(problems)})")
-        # Fused AdamW counts its steps on the device.
-        states[parameter] = {
-            key: tensor.to(parameter.device) if key == STEP else lying_as(parameter, tensor)
-            for key, tensor in found.items()
-        }
+        for key, tensor in found.items():  # fused AdamW counts its steps on the device
+            found[key] = tensor.to(parameter.device) if key == STEP else lying_as(parameter, tensor)
+        states[parameter] = found
 
 
 class Record:

@@ -125,7 +125,8 @@ class Stepper:
     def begin_step(self, step: int, share: float) -> None:
         """Tell the features which step comes; a captured step is recorded again where they change what it computes."""
         self.optimizer.begin_step(share)
-        if any([one.begin_step(step, share) for one in self.features]):  # all of them are told
+        changed = [one.begin_step(step, share) for one in self.features]
+        if any(changed):
             self._record_again()
 
     def read_batch(self, batch: Batch, share: float) -> Batch:
