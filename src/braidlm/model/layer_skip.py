@@ -48,10 +48,8 @@ class LayerDropout(Dropout):
 
 
 def set_dropout(stages: nn.ModuleList, width: int, rates: DropoutConfig) -> None:
-    """Give parts outside of blocks their rates, and layers one that rises from 0 to that of the last, exponentially.
-
-    A layer that changes the stream's width has none, and with a rate of 0 no layer has.
-    """
+    """Give parts outside of blocks their rates, and layers one that rises from 0 to that of the last, exponentially. A
+    layer that changes the stream's width has none, and with a rate of 0 no layer has."""
     set_rates(stages, rates)
     last, number = sum(len(layers_of(stage)) for stage in stages) - 1, 0
     for stage in stages if rates.layer else ():
@@ -91,11 +89,9 @@ def cache_slots(stages: nn.ModuleList, last: int) -> int:
 
 
 def stages_between(stages: nn.ModuleList, first: int = 0, last: int | None = None) -> Iterable[Callable[..., Any]]:
-    """What leads from the stream after layer `first` to that after layer `last`, by default the end.
-
-    Layers of all stages are counted; of a stage at either end some layers are left out. A projection between two layers
-    belongs to the later one.
-    """
+    """What leads from the stream after layer `first` to that after layer `last`, by default the end. Layers of all
+    stages are counted; of a stage at either end some layers are left out. A projection between two layers belongs to
+    the later one."""
     if first == 0 and last is None:
         return stages
     found: list[Callable[..., Any]] = []

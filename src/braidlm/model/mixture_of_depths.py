@@ -123,8 +123,7 @@ class MixtureOfDepths(nn.Module):
         self, hidden: Tensor, weight_BT: Tensor, entered_BT: Tensor, count: int, span: Span
     ) -> tuple[Tensor, Routings]:
         """Run the block on the tokens that entered, at most `count` in a row; rows with fewer are filled with others,
-        which nothing sees and whose weight is 0.
-        """
+        which nothing sees and whose weight is 0."""
         index_BK, flat_R = entering(entered_BT, count)
         inside = hidden.flatten(0, 1).index_select(0, flat_R).view(*index_BK.shape, -1)
         output, routings = self.block(inside, _gathered_span(span, index_BK, entered_BT))

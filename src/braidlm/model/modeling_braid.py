@@ -134,9 +134,7 @@ class BraidModel(BraidPreTrainedModel):
         self, tokens: Tensor | None, embedded: Tensor | None = None, reader: Reader | None = None, **options: Any
     ) -> TextPass:
         """One pass over tokens [batch, time], or over embedded ones: the one place that puts a forward together.
-
-        `options` are those of `span`; `reader` is a head's, which reads the text beside the stream.
-        """
+        `options` are those of `span`; `reader` is a head's, which reads the text beside the stream."""
         embedded = self.embedding(tokens) if embedded is None else embedded
         span = self.span(embedded, tokens=tokens, **options)
         hidden, routings = self.stream(embedded, span)
@@ -196,11 +194,9 @@ class BraidModel(BraidPreTrainedModel):
         two_way: int = 0,
         passed_on: dict[str, Any] | None = None,
     ) -> Span:
-        """Positions, masks and rotations for a pass over `hidden` [batch, time, width], embedded `tokens`.
-
-        `masks`, by window, stand in place of those that follow from `attention_mask` and `cache`. Another library's
-        attention gets what is `passed_on`, and knows by itself where the texts of a row without any of these begin.
-        """
+        """Positions, masks and rotations for a pass over `hidden` [batch, time, width], embedded `tokens`. `masks`, by
+        window, stand in place of those that follow from `attention_mask` and `cache`. Another library's attention gets
+        what is `passed_on`, and knows by itself where the texts of a row without any of these begin."""
         time, device, dtype = hidden.shape[1], hidden.device, compute_dtype(hidden)
         # transformers' static caches return entries that are not filled yet.
         if getattr(cache, "is_compileable", False):

@@ -88,10 +88,8 @@ def tensor_parallel_plan(model: nn.Module) -> dict[str, str]:
 
 
 def load_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
-    """Fill a model in which vLLM has replaced layers, and say which parameters it has filled.
-
-    The file has one name for what several layers share.
-    """
+    """Fill a model in which vLLM has replaced layers, and say which parameters it has filled. The file has one name for
+    what several layers share."""
     state = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
     for name, values in weights:
         for own in (name, *(other for other, first in model.tied.items() if first == name)):

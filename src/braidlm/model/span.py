@@ -125,10 +125,8 @@ def positions_from_mask(mask: Tensor, time: int) -> Tensor:
 def make_masks(
     windows: Iterable[int | None], time: int, past: int, padding: Tensor | None, device: torch.device
 ) -> Masks:
-    """A mask for each attention window in use, or None where `is_causal` is enough.
-
-    `padding` is [batch, past + time], true for real tokens.
-    """
+    """A mask for each attention window in use, or None where `is_causal` is enough. `padding` is [batch, past + time],
+    true for real tokens."""
     return {window: _mask(window, time, past, padding, device) for window in windows}
 
 
@@ -161,9 +159,7 @@ def mask_if_padded(mask: Tensor | None) -> Tensor | None:
 
 
 def add_cache_layers(cache: Any, slots: int) -> None:
-    """Give each attention a layer of a cache in which transformers made one for each layer of the model.
-
-    A layer of parallel paths has several attentions; caches that grow by themselves need nothing.
-    """
+    """Give each attention a layer of a cache in which transformers made one for each layer of the model. A layer of
+    parallel paths has several attentions; caches that grow by themselves need nothing."""
     if getattr(cache, "layer_class_to_replicate", None) is None:
         cache.layers.extend(deepcopy(cache.layers[-1]) for _ in range(slots - len(cache.layers)))

@@ -174,10 +174,8 @@ def weights_dtype(training: TrainingConfig, device: torch.device) -> torch.dtype
 
 
 def freeze_decoder(model: PreTrainedModel, source: OpenedDecoder, training: TrainingConfig) -> None:
-    """Let only what the recipe asks for have gradients; LoRA's adapters, which come later, have them.
-
-    Beside these, gates are trained that are adapters themselves; those of a whole folder are part of the base.
-    """
+    """Let only what the recipe asks for have gradients; LoRA's adapters, which come later, have them. Beside these,
+    gates are trained that are adapters themselves; those of a whole folder are part of the base."""
     if training.train == "gates" or (training.lora is not None and source.has_gates):
         train_gates_alone(model)
     elif training.lora is not None:

@@ -136,10 +136,8 @@ def layer_matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def _chosen(model: BraidForCausalLM, config: LoraTrainingConfig) -> list[str]:
-    """The matrices that get adapters: those that are not frozen, and those of routers only if they are named.
-
-    A matrix that layers share gets none, since what one layer adds could not be merged into it.
-    """
+    """The matrices that get adapters: those that are not frozen, and those of routers only if they are named. A matrix
+    that layers share gets none, since what one layer adds could not be merged into it."""
     shared = {name.rpartition(".")[0] for both in model.tied.items() for name in both}
     if config.targets is None:
         names = [name for name in adaptable(model) if name not in shared]

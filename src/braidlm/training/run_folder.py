@@ -90,10 +90,8 @@ def budget_of(recipe: dict[str, Any] | None) -> Amount | None:
 
 
 def earlier_budgets(lineage: dict[str, Any], training: TrainingConfig, progress: Progress) -> list[dict[str, Any]]:
-    """The budgets under which the steps so far were trained, each with the step that it was used up to.
-
-    Says what a larger one means for the learning rate.
-    """
+    """The budgets under which the steps so far were trained, each with the step that it was used up to. Says what a
+    larger one means for the learning rate."""
     budgets = list(training_of(lineage).get("earlier_budgets") or [])
     before = budget_of(lineage.get("recipe"))
     if before is None or before == training.budget:

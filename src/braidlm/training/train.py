@@ -79,9 +79,7 @@ def train(
     recipe: str | dict[str, Any], overrides: list[str] | None = None, device: str | None = None, fresh: bool = False
 ) -> Run:
     """Train as a recipe says (a name, a file, or its content). The same call again resumes where it was stopped.
-
-    `fresh` removes what the run folder holds.
-    """
+    `fresh` removes what the run folder holds."""
     if isinstance(recipe, dict) and overrides:
         raise BraidError("overrides change a recipe that is named; change the content itself")
     loaded = decode_recipe(recipe) if isinstance(recipe, dict) else load_recipe(str(recipe), overrides)

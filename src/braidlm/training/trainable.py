@@ -67,8 +67,7 @@ class Trainable(ABC):
 
     def spread_weights(self) -> dict[str, Tensor]:
         """What a folder's file of weights holds, by name, where processes can write and read it in parts; they do not
-        call `write` and `read` then, which need whole weights.
-        """
+        call `write` and `read` then, which need whole weights."""
         return {}
 
     def write_around_weights(self, folder: Path, tokenizer: BraidTokenizer | None, name: str) -> None:

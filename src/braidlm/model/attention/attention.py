@@ -220,11 +220,9 @@ class Attention(AttentionHeads):
         return (heads if self.out is None else self.out(heads)), ()
 
     def forward_routed(self, normed: Tensor, permutation: Permutation, span: Span) -> Tensor:
-        """Run each member of a stack on the tokens that chose it; the output has the rows of `permutation`.
-
-        `normed` is the normalised stream [member or 1, batch, time, width]; or, if members see only the tokens that
-        chose them (`span.present`), the rows of those.
-        """
+        """Run each member of a stack on the tokens that chose it; the output has the rows of `permutation`. `normed` is
+        the normalised stream [member or 1, batch, time, width]; or, if members see only the tokens that chose them
+        (`span.present`), the rows of those."""
         if span.present is None:
             rows = permutation.gather_per_expert(normed.flatten(1, 2))
             queries = self.qkv(rows, permutation.groups, slice(self.inner))

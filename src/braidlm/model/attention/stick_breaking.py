@@ -21,11 +21,9 @@ Rest = Literal["dropped", "current"]
 
 
 def stick_breaking_weights(score_BNTS: Tensor, visible_BNTS: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights of the keys, and what is left of each stick [batch, head, time].
-
-    In log space, since products of many small numbers vanish: the weight of a key with score z is exp(z - the sum of
-    log(1 + exp z) over it and the keys after it).
-    """
+    """The weights of the keys, and what is left of each stick [batch, head, time]. In log space, since products of many
+    small numbers vanish: the weight of a key with score z is exp(z - the sum of log(1 + exp z) over it and the keys
+    after it)."""
     wide = score_BNTS.to(torch.promote_types(score_BNTS.dtype, torch.float32))
     broken = F.softplus(wide).masked_fill(~visible_BNTS, 0.0)
     from_here_on = broken.flip(-1).cumsum(-1).flip(-1)

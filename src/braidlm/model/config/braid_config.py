@@ -75,10 +75,8 @@ class Architecture:
 
 
 def read_architecture(data: "dict[str, Any] | Architecture", where: str = "model") -> Architecture:
-    """Decode the architecture of a recipe or a config.json; one that was built in Python is checked.
-
-    Stages inherit from `block` and `dropout` at the top; `norm` at the top is by default the block's.
-    """
+    """Decode the architecture of a recipe or a config.json; one that was built in Python is checked. Stages inherit
+    from `block` and `dropout` at the top; `norm` at the top is by default the block's."""
     if not isinstance(data, dict):
         return decode(Architecture, data, where)  # it checks what is built already, and refuses anything else
     data = dict(data)

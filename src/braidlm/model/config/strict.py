@@ -33,11 +33,9 @@ class PartOf:
 
 
 def decode(cls: Any, data: Any, where: str = "") -> Any:
-    """`data` (from YAML or JSON) as an instance of the dataclass `cls`; raises one BraidError with every problem.
-
-    Data may be, or contain, what is decoded already or was built in Python: its values are checked, and it is kept.
-    A type of a field will do too: `decode(Count, tokens, "tokens")` checks an argument.
-    """
+    """`data` (from YAML or JSON) as an instance of the dataclass `cls`; raises one BraidError with every problem. Data
+    may be, or contain, what is decoded already or was built in Python: its values are checked, and it is kept. A type
+    of a field will do too: `decode(Count, tokens, "tokens")` checks an argument."""
     problems: list[str] = []
     value = _decode(cls, data, where, problems)
     if problems:

@@ -73,9 +73,7 @@ class Head(ModelEnd):
         self, hidden: Tensor, targets: Tensor, count: Tensor | float | None = None, logits: Tensor | None = None
     ) -> Tensor:
         """The loss of targets [batch, time], each at the position that predicts it, from a stream [batch, time, width].
-
-        `count` is as in `next_token_loss`; `logits` may be known already.
-        """
+        `count` is as in `next_token_loss`; `logits` may be known already."""
         return next_token_loss(self(hidden) if logits is None else logits, targets, count)
 
     def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor, **read: Tensor) -> Tensor:

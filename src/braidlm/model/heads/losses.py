@@ -8,11 +8,9 @@ IGNORED = -100  # the label of a position that is not trained on
 
 
 def next_token_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None = None) -> Tensor:
-    """Cross entropy of labels that are already at the position predicting them.
-
-    The sum over labels is divided by `count`, by default their number; with gradient accumulation or several processes
-    the caller passes the count of the whole batch, so that every token has the same weight.
-    """
+    """Cross entropy of labels that are already at the position predicting them. The sum over labels is divided by
+    `count`, by default their number; with gradient accumulation or several processes the caller passes the count of the
+    whole batch, so that every token has the same weight."""
     flat, targets = _in_float32(logits.flatten(0, -2)), labels.flatten()
     if count is None:
         return F.cross_entropy(flat, targets, ignore_index=IGNORED)

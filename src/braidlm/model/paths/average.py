@@ -238,10 +238,8 @@ class PosteriorHead(AverageHead):
 
     def judge(self, before: Tensor, is_there: Tensor, tokens: Tensor) -> Tensor:
         """[batch, time, path]: by how much less probable each active path found a token than the best, in logarithms.
-
         `before` is the stream at the token before it; a token without one says 0. Only the differences of paths count,
-        and half precision would lose them in sums over long texts.
-        """
+        and half precision would lose them in sums over long texts."""
         rows = zip(before.flatten(0, 1).split(ROWS), tokens.flatten().split(ROWS), strict=True)
         said = torch.cat([torch.stack(list(self._log_likelihoods(*pair)), dim=-1) for pair in rows])
         said = said.unflatten(0, tokens.shape)

@@ -113,10 +113,8 @@ class Routed(SameWidthJoin):
 
 
 def run_rows(block: Any, rows: Tensor, permutation: Permutation, span: Span, stream: Tensor | None = None) -> Tensor:
-    """Run each member of a stack of blocks on the rows of the tokens that chose it, [row, width] in and out.
-
-    With `stream` [batch, time, width], keys and values are those of all its tokens; otherwise those of the rows.
-    """
+    """Run each member of a stack of blocks on the rows of the tokens that chose it, [row, width] in and out. With
+    `stream` [batch, time, width], keys and values are those of all its tokens; otherwise those of the rows."""
     groups = permutation.groups
     normed = block.attention_norm(rows, groups) if stream is None else block.attention_norm(stream[None])
     rows = rows + block.drop(block.attention.forward_routed(normed, permutation, span))

@@ -37,11 +37,9 @@ def module_routers(model: nn.Module) -> list[TopKRouter]:
 
 
 def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
-    """Let routers choose none of these modules (experts), and all others again.
-
-    A name is that of a module or a pattern, in every layer or, after a colon, in a part of the model: `german*`,
-    `stages.0.layers.3:expert_2`. The weight of what is off goes to the others, in proportion to their own.
-    """
+    """Let routers choose none of these modules (experts), and all others again. A name is that of a module or a
+    pattern, in every layer or, after a colon, in a part of the model: `german*`, `stages.0.layers.3:expert_2`. The
+    weight of what is off goes to the others, in proportion to their own."""
     routers = module_routers(model)
     off: dict[TopKRouter, set[str]] = {router: set() for router in routers}
     parts = [router.address.removesuffix(".router") for router in routers]

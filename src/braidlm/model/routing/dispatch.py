@@ -120,8 +120,7 @@ def sort_by_expert(chosen_TK: Tensor, experts: int) -> Permutation:
 
 def grouped_product(rows: Tensor, weight_EIO: Tensor, bias_EO: Tensor | None, groups: Groups) -> Tensor:
     """Multiply sorted rows [R, in] by their experts' matrices: on a GPU by one grouped product, which does not wait for
-    the device; on a CPU by one product per expert.
-    """
+    the device; on a CPU by one product per expert."""
     dtype = compute_dtype(rows)
     if rows.is_cuda and supports_grouped_mm(weight_EIO, dtype):
         outputs = F.grouped_mm(rows.to(dtype), weight_EIO.to(dtype), offs=groups.ends_E)

@@ -63,10 +63,8 @@ class StackedLinear(PartlyTrained, nn.Module):
 
     @property
     def is_transposed(self) -> bool:
-        """Tells peft that matrices are [in, out], so that its adapters begin at zero on the side of the outputs.
-
-        A stack of one peft computes as if it were not.
-        """
+        """Tells peft that matrices are [in, out], so that its adapters begin at zero on the side of the outputs. A
+        stack of one peft computes as if it were not."""
         return self.stack > 1
 
     def extra_repr(self) -> str:

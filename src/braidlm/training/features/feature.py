@@ -126,10 +126,8 @@ class Feature:
         """Called once, when the weights lie where they are trained: parameters that were seen before may be others."""
 
     def begin_step(self, step: int, share: float) -> bool:
-        """Called before a step, with its number from 0 and the share of the training that is done.
-
-        True if this changes what a step computes other than through tensors: a captured step is recorded again.
-        """
+        """Called before a step, with its number from 0 and the share of the training that is done. True if this changes
+        what a step computes other than through tensors: a captured step is recorded again."""
         return False
 
     def read_batch(self, batch: Batch, share: float = 0.0) -> Batch:

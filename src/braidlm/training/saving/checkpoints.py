@@ -175,20 +175,16 @@ class Checkpoints:
                 shutil.rmtree(old, ignore_errors=True)
 
     def forget_after(self, name: str | None) -> None:
-        """Remove the damaged states after `name`, so that they do not displace good ones when states are pruned.
-
-        Their model folders are complete and stay; the run will write them again.
-        """
+        """Remove the damaged states after `name`, so that they do not displace good ones when states are pruned. Their
+        model folders are complete and stay; the run will write them again."""
         names = self._in_order()
         for other in names[names.index(name) + 1 :] if name is not None else names:
             shutil.rmtree(self.states / other, ignore_errors=True)
         self._remove_interruptions(but=name)
 
     def _remove_interruptions(self, but: str | None) -> None:
-        """Remove checkpoints where the run was only stopped, except the one that it now goes on from.
-
-        The state goes first, because one without its model folder would look damaged.
-        """
+        """Remove checkpoints where the run was only stopped, except the one that it now goes on from. The state goes
+        first, because one without its model folder would look damaged."""
         for model in self.models.glob("[!.]*"):
             if model.name != but and _unless_unreadable(is_interruption, model, False):
                 shutil.rmtree(self.states / model.name, ignore_errors=True)

@@ -69,10 +69,8 @@ class StepState:
 
 
 def write_state(folder: Path, state: StepState, rank: Rank, spread: bool) -> dict[str, Tensor]:
-    """Write this process's share of the state, without the model's weights.
-
-    Where weights are `spread` over processes, gives the tensors that all of them write together.
-    """
+    """Write this process's share of the state, without the model's weights. Where weights are `spread` over processes,
+    gives the tensors that all of them write together."""
     on_gpu = rank.device.type == "cuda"
     random = {"cpu": torch.get_rng_state()} | ({"cuda": torch.cuda.get_rng_state(rank.device)} if on_gpu else {})
     files, together = {_own_file(RANDOM, rank): random}, dict[str, Tensor]()

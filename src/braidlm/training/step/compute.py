@@ -69,10 +69,8 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 def choose_compute(
     model: PreTrainedModel, lowered: set[nn.Module], shape: tuple[int, int], rank: Rank, dtype: torch.dtype
 ) -> Choices:
-    """Measure the parts whose `compute` is `measured` and that no kernel serves, on batches of `shape`.
-
-    Where weights lie on several processes no part is whole by itself: they follow the rule without a measurement.
-    """
+    """Measure the parts whose `compute` is `measured` and that no kernel serves, on batches of `shape`. Where weights
+    lie on several processes no part is whole by itself: they follow the rule without a measurement."""
     if is_spread(model):
         return {}
     measured = {name: part for name, part in model.named_modules() if getattr(part, "compute", None) == "measured"}

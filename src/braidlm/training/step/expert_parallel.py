@@ -44,9 +44,7 @@ class SpreadBank:
 
 def expert_banks(model: nn.Module) -> Iterator[tuple[str, RoutedExperts, nn.Module]]:
     """The banks that can be shared: the address, the part that routes, and what it calls with rows sorted by expert.
-
-    Attention experts with keys of their own attend to all tokens, and stay where their tokens are.
-    """
+    Attention experts with keys of their own attend to all tokens, and stay where their tokens are."""
     for name, part in model.named_modules():
         if isinstance(part, RoutedFeed):
             yield name, part, part.bank

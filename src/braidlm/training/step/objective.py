@@ -153,10 +153,8 @@ def needs_masks(body: BraidModel) -> bool:
 
 
 def two_way_options(body: BraidModel, inputs: Tensor, rows: int, by_masks: bool) -> dict[str, Any]:
-    """The options of the span of a pass over `inputs` [batch, time] of which the last `rows` see both ways.
-
-    Attention is computed apart for the two parts, without masks; or `by_masks`, which is the reference, for all rows.
-    """
+    """The options of the span of a pass over `inputs` [batch, time] of which the last `rows` see both ways. Attention
+    is computed apart for the two parts, without masks; or `by_masks`, which is the reference, for all rows."""
     if not (rows and by_masks):
         return {"two_way": rows}
     positions = torch.arange(inputs.shape[1], device=inputs.device)

@@ -122,10 +122,8 @@ def fitting(needed: float, memory: float, here: int) -> Literal["replicated", "s
 def shard(
     objective: nn.Module, units: Sequence[nn.Module], layout: Layout, rank: Rank, dtype: torch.dtype, compiled: bool
 ) -> None:
-    """Spread the parameters of an objective; `units`, inner ones first, are gathered one after the other.
-
-    Weights, gradients and their sums stay in their own type; products read weights that were gathered in `dtype`.
-    """
+    """Spread the parameters of an objective; `units`, inner ones first, are gathered one after the other. Weights,
+    gradients and their sums stay in their own type; products read weights that were gathered in `dtype`."""
     if not dist.is_initialized():  # this process is alone, and weights are sharded without torchrun
         backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -194,10 +192,8 @@ def synchronize_copies(objective: nn.Module, wanted: bool) -> None:
 
 @contextlib.contextmanager
 def gathered_ends(objective: nn.Module) -> Iterator[None]:
-    """Inside of the block what stands around the layers is whole, for passes that do not go through the objective.
-
-    The layers are gathered as they compute; every process must make the same passes.
-    """
+    """Inside of the block what stands around the layers is whole, for passes that do not go through the objective. The
+    layers are gathered as they compute; every process must make the same passes."""
     if not isinstance(objective, FSDPModule):
         yield
         return
@@ -241,10 +237,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def whole_view(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A parameter, or a tensor that lies as it does, as a part of what is whole with all processes.
-
-    FSDP2 knows of a bank that processes share only the experts that they have; other tensors are so already.
-    """
+    """A parameter, or a tensor that lies as it does, as a part of what is whole with all processes. FSDP2 knows of a
+    bank that processes share only the experts that they have; other tensors are so already."""
     mesh: DeviceMesh | None = getattr(parameter, "bank_mesh", None)
     if mesh is None or not isinstance(tensor, DTensor):
         return tensor
@@ -270,8 +264,7 @@ def put(target: Tensor, whole: Tensor) -> None:
 @contextlib.contextmanager
 def whole_parameters(model: nn.Module, keep: bool) -> Iterator[None]:
     """Inside of the block the parameters of a model are whole and on the CPU, for code that knows nothing of processes;
-    those that do not `keep` them have empty ones. What the block changes is taken over behind it.
-    """
+    those that do not `keep` them have empty ones. What the block changes is taken over behind it."""
     swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
     made: dict[Tensor, nn.Parameter] = {}
     hooks = {module: module._load_state_dict_post_hooks for module in model.modules()}

@@ -136,10 +136,8 @@ class Stepper:
         return batch
 
     def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float, share: float = 0.0) -> StepReport:
-        """Train on this process's rows; `count` labels are in the batch of all processes.
-
-        `share` of the training is done with the step.
-        """
+        """Train on this process's rows; `count` labels are in the batch of all processes. `share` of the training is
+        done with the step."""
         self.optimizer.set_rate(rate)
         if self.shape not in (None, inputs.shape):
             self._record_again()
@@ -241,10 +239,8 @@ class CapturedStep:
         shape: tuple[int, ...],
         device: torch.device,
     ):
-        """Record `train` without running it; gradients get their fixed addresses inside the graph's memory.
-
-        `batch` is packed and its rows have this shape.
-        """
+        """Record `train` without running it; gradients get their fixed addresses inside the graph's memory. `batch` is
+        packed and its rows have this shape."""
         self.buffer = batch.to(device)
         inputs, labels, count = self.buffer.split((math.prod(shape), math.prod(shape), 1))
         # What compiled code leaves in reference cycles may hold the autograd graph of an eager step, whose nodes belong

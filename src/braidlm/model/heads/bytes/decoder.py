@@ -75,9 +75,7 @@ class ByteHead(ByteEnd, Head):
 
     def spelled_later(self, tokens: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
         """Log-probabilities [later piece, piece] of the symbols of later pieces, and the token [later piece] of each.
-
-        None if there is no later piece; with `tokens`, it may be only those of these.
-        """
+        None if there is no later piece; with `tokens`, it may be only those of these."""
         later = self.spelling.later(tokens)
         if later is None:
             return None

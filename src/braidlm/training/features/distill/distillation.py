@@ -222,18 +222,14 @@ def hidden_difference(own: Tensor, other: Tensor) -> Tensor:
 
 def divergence(teacher: Tensor, logits: Tensor, temperature: float) -> Tensor:
     """KL [...] of log-probabilities [..., vocabulary] of the teachers from a model whose logits may have more entries.
-
-    Entries that the teachers do not have are those of no token: there the teachers' probability is 0.
-    """
+    Entries that the teachers do not have are those of no token: there the teachers' probability is 0."""
     own = torch.log_softmax(logits.float() / temperature, -1)[..., : teacher.shape[-1]]
     return _expected_difference(teacher, own).sum(-1)
 
 
 def top_k_divergence(ids: Tensor, teacher: Tensor, logits: Tensor, temperature: float) -> Tensor:
-    """KL [...] over k tokens `ids` [..., k], whose log-probabilities the teachers gave, and all others as one event.
-
-    It is the divergence of two coarser distributions: at most `divergence`, and equal to it with k = vocabulary.
-    """
+    """KL [...] over k tokens `ids` [..., k], whose log-probabilities the teachers gave, and all others as one event. It
+    is the divergence of two coarser distributions: at most `divergence`, and equal to it with k = vocabulary."""
     scaled = logits.float() / temperature
     total = scaled.logsumexp(-1)
     of_k = _expected_difference(teacher, scaled.gather(-1, ids) - total[..., None]).sum(-1)
@@ -258,9 +254,7 @@ def sliced_loss(
     evaluate: Evaluator, inputs: Sequence[Tensor], slices: Sequence[slice], parameters: Sequence[Tensor]
 ) -> Tensor:
     """The sum of `evaluate` over all slices of the inputs; `parameters` are those that it uses and that are trained.
-
-    Autograd alone would keep the logits of every slice for the backward pass.
-    """
+    Autograd alone would keep the logits of every slice for the backward pass."""
     if not torch.is_grad_enabled():
         return torch.stack([evaluate(part, *(x[part] for x in inputs)) for part in slices]).sum()
     loss: Tensor = _SlicedLoss.apply(evaluate, slices, len(inputs), *inputs, *parameters)

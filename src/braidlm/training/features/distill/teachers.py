@@ -166,10 +166,8 @@ def _lowered(models: Sequence[Any]) -> "list[LoweredModel]":
 
 
 def averaged_log_probabilities(logits: Iterable[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
-    """The logarithm of the teachers' probabilities [..., vocabulary], averaged by weights that add up to 1.
-
-    Logits that are computed as they are asked for are dropped one by one. They have no gradient.
-    """
+    """The logarithm of the teachers' probabilities [..., vocabulary], averaged by weights that add up to 1. Logits that
+    are computed as they are asked for are dropped one by one. They have no gradient."""
     scaled = (each if temperature == 1 else each.float() / temperature for each in logits)
     logs = (
         torch.log_softmax(each, -1, dtype=torch.float32).add_(math.log(weight))

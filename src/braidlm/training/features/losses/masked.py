@@ -140,10 +140,8 @@ class Masked(ExtraLoss):
 
 
 def masked_counts(labelled: np.ndarray, rate: float) -> np.ndarray:
-    """[row]: how many tokens of each row are masked, at least one, where `labelled` [row, time] have labels.
-
-    The token that the last position predicts is no input, so that it cannot be masked.
-    """
+    """[row]: how many tokens of each row are masked, at least one, where `labelled` [row, time] have labels. The token
+    that the last position predicts is no input, so that it cannot be masked."""
     tokens = labelled[:, :-1].sum(1)
     return np.minimum(np.maximum(np.rint(rate * tokens).astype(np.int64), 1), tokens)
 

@@ -72,10 +72,8 @@ class Optimizer:
             self.decay = ScheduledDecay(config.lr * config.weight_decay, config.decay_schedule, decayed)
 
     def make(self, config: Any, model: nn.Module, matrices: Sequence[Tensor], capturable: bool) -> list[Any]:
-        """The torch optimizers; each parameter that is trained belongs to one of them.
-
-        One that is not AdamW has `state_keys`: what it keeps for each parameter and checkpoints save.
-        """
+        """The torch optimizers; each parameter that is trained belongs to one of them. One that is not AdamW has
+        `state_keys`: what it keeps for each parameter and checkpoints save."""
         raise NotImplementedError("abstract: each optimizer has its own parts")
 
     def set_rate(self, rate: float) -> None:
@@ -121,10 +119,8 @@ def set_learning_rate(optimizer: optim.Optimizer, rate: float) -> None:
 def make_groups(
     model: nn.Module, config: OptimizerConfig, chosen: Set[Tensor], lr: float, capturable: bool
 ) -> list[dict[str, Any]]:
-    """The chosen parameters in torch's groups, with weight decay and without; each has a learning rate of its own.
-
-    A learning rate that is a tensor on the device can change between replays of a graph.
-    """
+    """The chosen parameters in torch's groups, with weight decay and without; each has a learning rate of its own. A
+    learning rate that is a tensor on the device can change between replays of a graph."""
     decayed, free = split_by_decay(model, config)
     coupled = config.weight_decay if config.decay_schedule is None else 0.0
     device = next(model.parameters()).device
@@ -173,10 +169,8 @@ def make_adamw(
     others: Set[Tensor] = frozenset(),
     lr_scale: float = 1.0,
 ) -> optim.AdamW:
-    """Fused AdamW; with `capturable`, its state and learning rate live on the device for graph replay.
-
-    `others` are parameters that another optimizer trains; `lr_scale` is a factor of the learning rate.
-    """
+    """Fused AdamW; with `capturable`, its state and learning rate live on the device for graph replay. `others` are
+    parameters that another optimizer trains; `lr_scale` is a factor of the learning rate."""
     groups = make_groups(model, config, set(model.parameters()) - others, config.lr * lr_scale, capturable)
     return optim.AdamW(
         [{**group, "lr_scale": lr_scale} for group in groups],

@@ -35,8 +35,7 @@ class MuonConfig(OptimizerConfig):
 
 class SpreadMuon(BatchedMuon):
     """Muon of matrices whose parts several processes hold: each gathers them, makes its share of the products, and
-    takes its part of every step.
-    """
+    takes its part of every step."""
 
     @property
     def group(self) -> Any:
