@@ -126,19 +126,13 @@ def _merged_imports(sources: Iterable[SourceFile]) -> list[str]:
     for name in sorted(plain):
         groups[_is_third_party(name)].append(f"import {name}")
     for module in sorted(names):
-        groups[_is_third_party(module)].append(_import_from(module, sorted(names[module], key=_sort_key)))
+        # Constants, then classes, then functions.
+        own = sorted(names[module], key=lambda n: (0 if n.isupper() else 1 if n[0].isupper() else 2, n.lower()))
+        line = f"from {module} import {', '.join(own)}"
+        wrapped = f"from {module} import (\n    " + ",\n    ".join(own) + ",\n)"
+        groups[_is_third_party(module)].append(line if len(line) <= WIDTH else wrapped)
     return [*groups[False], "", *groups[True]]
-
-
-def _sort_key(name: str) -> tuple[int, str]:
-    """Constants, then classes, then functions."""
-    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name.lower()
 
 
 def _is_third_party(module: str) -> bool:
     return module.split(".")[0].split(" ")[0] in ("torch", "transformers")
-
-
-def _import_from(module: str, names: list[str]) -> str:
-    line = f"from {module} import {', '.join(names)}"
-    return line if len(line) <= WIDTH else f"from {module} import (\n    " + ",\n    ".join(names) + ",\n)"

@@ -79,7 +79,11 @@ class MixtureOfDepths(nn.Module):
         config = RouterConfig(top_k=1, hidden=max(8, width // 4), losses={cross_entropy.__name__: PREDICTION_WEIGHT})
         self.router = TopKRouter(config, width, DEPTH_CHOICES)
         self.block = block
-        scale_cost(block, capacity)
+        for module in block.modules():  # what is active for a token, for the accounting of costs
+            for share in ("active_share", "product_share"):
+                setattr(module, share, capacity * getattr(module, share, 1.0))
+            if isinstance(module, AttentionHeads):
+                module.pair_share *= capacity**2
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         weight_BT, entered_BT, routing = self.choose(hidden, span.real)
@@ -154,15 +158,6 @@ def entering(entered_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:
     batch, time = entered_BT.shape
     index_BK = (~entered_BT).byte().argsort(dim=1, stable=True)[:, :count]  # in their order, then the others
     return index_BK, (index_BK + time * torch.arange(batch, device=index_BK.device)[:, None]).flatten()
-
-
-def scale_cost(block: nn.Module, capacity: float) -> None:
-    """Set the share of a block's parameters and products that is active for a token, for the accounting of costs."""
-    for module in block.modules():
-        for share in ("active_share", "product_share"):
-            setattr(module, share, capacity * getattr(module, share, 1.0))
-        if isinstance(module, AttentionHeads):
-            module.pair_share *= capacity**2
 
 
 def _gathered_span(span: Span, index_BK: Tensor, entered_BT: Tensor) -> Span:

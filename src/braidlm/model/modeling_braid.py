@@ -88,12 +88,6 @@ class BraidModel(BraidPreTrainedModel):
         if asks_for_backend(config):
             prepare(self)
 
-    def reserve_slots(self, head: Head) -> None:
-        """Give a head that reads the text its layers in every cache, and a mask for its window."""
-        head.first_slot, self.head_slots = len(self.cache_shapes), len(head.cache_shapes)
-        self.cache_shapes = [*self.cache_shapes, *head.cache_shapes]
-        self.windows = list(dict.fromkeys([*self.windows, head.window]))
-
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
 
@@ -117,7 +111,13 @@ class BraidModel(BraidPreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         cache = (DynamicCache() if past_key_values is None else past_key_values) if use_cache else None
-        record = self._record(output_hidden_states, output_attentions)
+        hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        for name, part in self.named_modules() if attentions else ():
+            if hasattr(part, "cache_slot") and not getattr(part, "records_weights", False):
+                what = f"{type(part).__name__} has no attention weights to show"
+                raise BraidError(what, name, "Leave out output_attentions.")
+        record = LayerRecord([] if hidden_states else None, [] if attentions else None)
         options = {"attention_mask": attention_mask, "position_ids": position_ids, "cache": cache, "record": record}
         done = self.run(input_ids, inputs_embeds, reader, passed_on=kwargs, **options)
         output = BraidModelOutput(
@@ -139,17 +139,6 @@ class BraidModel(BraidPreTrainedModel):
         span = self.span(embedded, tokens=tokens, **options)
         hidden, routings = self.stream(embedded, span)
         return TextPass(hidden, routings, {} if reader is None else reader(hidden, span))
-
-    def _record(self, hidden_states: bool | None, attentions: bool | None) -> LayerRecord:
-        """An empty record of what the caller, or else the configuration, asks for."""
-        hidden_states = self.config.output_hidden_states if hidden_states is None else hidden_states
-        attentions = self.config.output_attentions if attentions is None else attentions
-        if attentions:
-            for name, part in self.named_modules():
-                if hasattr(part, "cache_slot") and not getattr(part, "records_weights", False):
-                    what = f"{type(part).__name__} has no attention weights to show"
-                    raise BraidError(what, name, "Leave out output_attentions.")
-        return LayerRecord([] if hidden_states else None, [] if attentions else None)
 
     def stream(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         """From embedded tokens to the normalised stream."""
@@ -255,12 +244,14 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
 
     def __init__(self, config: BraidConfig):
         super().__init__(config)
-        self.model = BraidModel(config)
+        self.model = body = BraidModel(config)
         architecture = config.decoded
-        head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
+        head = heads.build(architecture.head, body.width_out, config.vocab_size)
         self.head: Any = compressed_head(head, architecture.compression)
-        if head.cache_shapes:
-            self.model.reserve_slots(head)
+        if head.cache_shapes:  # it reads the text: it gets layers of its own in every cache, and a mask for its window
+            head.first_slot, body.head_slots = len(body.cache_shapes), len(head.cache_shapes)
+            body.cache_shapes = [*body.cache_shapes, *head.cache_shapes]
+            body.windows = list(dict.fromkeys([*body.windows, head.window]))
         use_paths(self, config.paths)
         freeze(self, config.frozen)
         self._tied_weights_keys = self.tied = _shared_names(self) | self._tied_head()
@@ -361,17 +352,16 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         logits = self.score(hidden[torch.arange(len(hidden), device=hidden.device), last])
         loss = None
         if labels is not None:
-            loss = self._loss(logits, labels) + self.routing_loss_in_training(outputs.routings, hidden, attention_mask)
+            kind = self.config.problem_type
+            if kind == "regression" or (kind is None and self.num_labels == 1):
+                loss = nn.functional.mse_loss(logits.float(), labels.float().view_as(logits))
+            elif kind == "multi_label_classification" or (kind is None and labels.is_floating_point()):
+                loss = nn.functional.binary_cross_entropy_with_logits(logits.float(), labels.float())
+            else:
+                loss = nn.functional.cross_entropy(logits.float(), labels.view(-1))
+            loss = loss + self.routing_loss_in_training(outputs.routings, hidden, attention_mask)
         output = BraidSequenceClassifierOutput(loss=loss, logits=logits, **_shared_outputs(outputs))
         return output if return_dict is not False else output.to_tuple()
-
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        kind = self.config.problem_type
-        if kind == "regression" or (kind is None and self.num_labels == 1):
-            return nn.functional.mse_loss(logits.float(), labels.float().view_as(logits))
-        if kind == "multi_label_classification" or (kind is None and labels.is_floating_point()):
-            return nn.functional.binary_cross_entropy_with_logits(logits.float(), labels.float())
-        return nn.functional.cross_entropy(logits.float(), labels.view(-1))
 
 
 def _shared_names(model: nn.Module) -> dict[str, str]:

@@ -20,17 +20,29 @@ _NUMBER = r"[0-9][0-9_]{0,30}\.?[0-9]{0,30}(?:e[0-9]{1,2})?"
 _AMOUNT = re.compile(rf"^\s*({_NUMBER})\s*([kmb]?)\s*(steps?|tokens?|words?)?\s*$", re.I)
 
 
+def parse_amount(text: Any, unit: str = "steps") -> dict[str, Any]:
+    """The count and unit of an amount such as `10M words`; `unit` is the default."""
+    match = _AMOUNT.match(str(text))
+    if match is None:
+        what = f"'{text}' is not an amount"
+        raise BraidError(what, todo="Write for example `500 steps`, `2.5M tokens`, `10M words`.")
+    number, multiple, given = match.groups()
+    unit = given.lower().rstrip("s") + "s" if given else unit
+    value = Fraction(number.replace("_", "").rstrip(".")) * _MULTIPLES[multiple.lower()]  # floats would miss 2.3M
+    if value.denominator != 1:
+        raise BraidError(f"'{text}' is not a whole number of {unit}")
+    if value > MAX_INTEGER:
+        raise BraidError(f"'{text}' is more than {MAX_INTEGER} {unit}")
+    return {"count": value.numerator, "unit": unit}
+
+
 @dataclass(frozen=True)
 class Amount:
     """A count of steps, tokens or words; written `500 steps`, `2.5M tokens`, `10M words`, or a number of steps."""
 
     count: CountOrZero
     unit: Unit = "steps"
-
-    @classmethod
-    def from_shorthand(cls, text: Any) -> dict[str, Any]:
-        """`10M words` as a mapping."""
-        return parse_amount(text)
+    from_shorthand = staticmethod(parse_amount)
 
     def to_shorthand(self) -> str:
         return f"{short(self.count)} {self.unit}"
@@ -56,22 +68,6 @@ class Progress:
     def plus(self, tokens: int, words: int) -> "Progress":
         """The progress after one more step."""
         return Progress(self.steps + 1, self.tokens + tokens, self.words + words)
-
-
-def parse_amount(text: Any, unit: str = "steps") -> dict[str, Any]:
-    """The count and unit of an amount such as `10M words`; `unit` is the default."""
-    match = _AMOUNT.match(str(text))
-    if match is None:
-        what = f"'{text}' is not an amount"
-        raise BraidError(what, todo="Write for example `500 steps`, `2.5M tokens`, `10M words`.")
-    number, multiple, given = match.groups()
-    unit = given.lower().rstrip("s") + "s" if given else unit
-    value = Fraction(number.replace("_", "").rstrip(".")) * _MULTIPLES[multiple.lower()]  # floats would miss 2.3M
-    if value.denominator != 1:
-        raise BraidError(f"'{text}' is not a whole number of {unit}")
-    if value > MAX_INTEGER:
-        raise BraidError(f"'{text}' is more than {MAX_INTEGER} {unit}")
-    return {"count": value.numerator, "unit": unit}
 
 
 def short(count: int) -> str:

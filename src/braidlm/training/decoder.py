@@ -49,9 +49,7 @@ class TrainableDecoder(Trainable):
         self.is_whole = trains_base or (not trained.isdisjoint(gated) and not source.has_gates)
         """Whether what is saved is the whole decoder, and not adapters that name their base."""
 
-    def objective(
-        self, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] | None = None
-    ) -> "DecoderObjective":
+    def objective(self, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] = {}) -> nn.Module:
         return DecoderObjective(self.model)
 
     def text_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -87,6 +85,7 @@ class TrainableDecoder(Trainable):
         record = write_lineage(folder, tokenizer, lineage, {"files": hashes})
         write_text(folder / "README.md", model_card(name, record))
 
+    @torch.no_grad()
     def read(self, folder: Path) -> None:
         if self.is_whole:
             # Transformers converts names on the way, so that its own reader is what reads its folders.
@@ -94,17 +93,13 @@ class TrainableDecoder(Trainable):
         else:
             check_same_base(folder, self.source.record())
             if self.source.has_gates:
-                self._read_gates(folder)
+                saved, own = load_file(folder / GATES), gate_tensors(self.model)
+                if saved.keys() != own.keys():
+                    raise BraidError("these gates are of other layers", str(folder), "Begin a new run.")
+                for name, parameter in own.items():
+                    parameter.copy_(saved[name])
         if self.lora is not None:
             self.lora.read(folder)
-
-    @torch.no_grad()
-    def _read_gates(self, folder: Path) -> None:
-        saved, own = load_file(folder / GATES), gate_tensors(self.model)
-        if saved.keys() != own.keys():
-            raise BraidError("these gates are of other layers", str(folder), "Begin a new run.")
-        for name, parameter in own.items():
-            parameter.copy_(saved[name])
 
 
 class DecoderObjective(nn.Module):

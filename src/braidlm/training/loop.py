@@ -103,9 +103,10 @@ class Trainer:
         mean = sum(share * trained.flops_per_token(attended) for share, attended in parts)
         self.stepper = Stepper(trained, training, rank, dtype, self.features)
         self.state = StepState(trained, self.stepper.optimizer, self.features)
-        shape = {"rows": training.batch, "accumulation": training.accumulation, "mix": recipe.data.mix}
+        rows = {"rows": training.batch, "accumulation": training.accumulation}
         own = {"seed": recipe.seed, "rank": rank.index, "world": rank.world_size}
-        self.loader = Loader(data.train, chunkings.build(recipe.data.chunking), length, **shape, **own)
+        chunking = chunkings.build(recipe.data.chunking)
+        self.loader = Loader(data.train, chunking, length, mix=recipe.data.mix, **rows, **own)
         self.learning_rate = LearningRate(training)
         self.progress = Progress()
         self.rate = 0.0
@@ -238,7 +239,7 @@ class Trainer:
         self.rate, share = self.learning_rate(before, self.progress), self.progress.share(self.budget)
         batch = self.stepper.read_batch(batch, share)
         report = self.stepper.step(batch.inputs, batch.labels, batch.target_count, self.rate, share)
-        self.reporter.metrics.add(self.progress.steps, report)
+        self.reporter.metrics.unread.append((self.progress.steps, report))
         if self.rank.device.type == "cpu":
             self._check_finite()
 

@@ -33,7 +33,12 @@ NOT_IDENTITY = (
 
 def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
     """Refuse a folder that holds something else than this run; nothing is written."""
-    _check_links(folder, () if fresh else RUN_ENTRIES)
+    inside = [] if fresh else [folder / name for name in RUN_ENTRIES]
+    for path in (folder, *inside, *(item for entry in inside if entry.is_dir() for item in sorted(entry.iterdir()))):
+        # As a disk that is not mounted leaves it: what the link held is not lost.
+        if path.is_symlink() and not path.exists():
+            todo = "Restore what it pointed to, or remove the link; then run the same command again."
+            raise BraidError(f"this link leads to nothing ({os.readlink(path)})", str(path), todo)
     if folder.exists() and not folder.is_dir():
         raise BraidError("a file stands where the run's folder should be", str(folder), "Choose another with out=DIR.")
     if is_run(folder):
@@ -55,15 +60,6 @@ def completed(recipe: Any) -> Any:
         return decode_recipe(recipe).as_dict()
     except (BraidError, AttributeError):  # it was changed by hand: it is compared as it is
         return recipe
-
-
-def _check_links(folder: Path, entries: tuple[str, ...]) -> None:
-    """Refuse links that lead to nothing, as a disk that is not mounted leaves them: what they held is not lost."""
-    inside = [folder / name for name in entries]
-    for path in (folder, *inside, *(item for entry in inside if entry.is_dir() for item in sorted(entry.iterdir()))):
-        if path.is_symlink() and not path.exists():
-            todo = "Restore what it pointed to, or remove the link; then run the same command again."
-            raise BraidError(f"this link leads to nothing ({os.readlink(path)})", str(path), todo)
 
 
 def identity(recipe: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

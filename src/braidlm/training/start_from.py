@@ -80,7 +80,10 @@ def load_start(start: OpenedBraid, loaded: LoadedRecipe, data: OpenData) -> Brai
         check_same_tokenizer(start.folder, own, data.tokenizer)
     if loaded.architecture is not None:
         wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
-        own_parts, parts = _what_it_computes(config.architecture), _what_it_computes(wanted.architecture)
+        own_parts, parts = (
+            _changed(each.architecture, lambda part: {k: v for k, v in part.items() if k not in TRAINING_ONLY})
+            for each in (config, wanted)
+        )
         changed = list(changes(own_parts, parts, "model"))
         if config.vocab_size != wanted.vocab_size:
             changed.append(f"model.vocab_size: {config.vocab_size} -> {wanted.vocab_size}")
@@ -123,17 +126,11 @@ def check_same_tokenizer(start: Path, own: BraidTokenizer, other: BraidTokenizer
 
 def use_routing_losses(config: BraidConfig, losses: dict[str, float] | None) -> None:
     """Give every router of a model to be built these losses in place of its own."""
-    if losses is None:
-        return
-    before, given = config.architecture, {"losses": dict(losses)}
-    config.architecture = _changed(before, lambda part: {**part, **given} if "losses" in part else part)
-    if losses and _changed(before, lambda part: {} if "losses" in part else part) == before:
-        console.warn("training.routing_losses has no effect: the model has no routers")
-
-
-def _what_it_computes(architecture: Any) -> Any:
-    """An architecture without options that matter in training only."""
-    return _changed(architecture, lambda part: {k: v for k, v in part.items() if k not in TRAINING_ONLY})
+    if losses is not None:
+        before, given = config.architecture, {"losses": dict(losses)}
+        config.architecture = _changed(before, lambda part: {**part, **given} if "losses" in part else part)
+        if losses and _changed(before, lambda part: {} if "losses" in part else part) == before:
+            console.warn("training.routing_losses has no effect: the model has no routers")
 
 
 def _changed(part: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:

@@ -44,9 +44,7 @@ class Trainable(ABC):
     compiled_by_default: bool = True  # whether torch.compile is known to serve it
 
     @abstractmethod
-    def objective(
-        self, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] | None = None
-    ) -> nn.Module:
+    def objective(self, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] = {}) -> nn.Module:
         """A module from inputs, labels and the count of labels in the whole batch to `BatchLosses`."""
 
     @abstractmethod
@@ -112,12 +110,10 @@ class TrainableBraid(Trainable):
     def __init__(self, model: BraidForCausalLM, adapter: Adapter | None = None):
         self.model, self.adapter = model, adapter
 
-    def objective(
-        self, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] | None = None
-    ) -> Objective:
+    def objective(self, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] = {}) -> Objective:
         if lowered is None:
             replace_parts(self.model)
-        return Objective(self.model, lowered, dict(extra or {}))
+        return Objective(self.model, lowered, extra)
 
     def text_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         return self.model.text_loss(inputs, labels, 1.0)

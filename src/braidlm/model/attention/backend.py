@@ -57,19 +57,15 @@ class BackendLayer(nn.Module):
         """Outputs [batch, head, time, dim] of queries; `options` are what the caller of the model has added."""
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         query, key, value = (self.own_heads(x) for x in (query, key, value))
-        output, _ = attend(
-            self,
-            query,
-            key,
-            value,
-            mask,
-            dropout=dropout,
-            scaling=self.scaling,
-            sliding_window=self.sliding_window,
-            **options,
-        )
+        own = {"dropout": dropout, "scaling": self.scaling, "sliding_window": self.sliding_window}
+        output, _ = attend(self, query, key, value, mask, **own, **options)
         batch, heads, time, dim = query.shape
-        return self.all_heads(output.reshape(batch, time, heads, dim).transpose(1, 2))
+        own_BNTH = output.reshape(batch, time, heads, dim).transpose(1, 2)
+        if self.processes == 1:
+            return own_BNTH
+        parts = [torch.empty_like(own_BNTH, memory_format=torch.contiguous_format) for _ in range(self.processes)]
+        torch.distributed.all_gather(parts, own_BNTH.contiguous())
+        return torch.cat(parts, dim=1)
 
     @property
     def processes(self) -> int:
@@ -83,14 +79,6 @@ class BackendLayer(nn.Module):
         count = heads_BNTH.shape[1]
         first = torch.distributed.get_rank() % self.processes * count // self.processes
         return heads_BNTH[:, first : first + max(1, count // self.processes)]
-
-    def all_heads(self, own_BNTH: Tensor) -> Tensor:
-        """The outputs of all processes' heads."""
-        if self.processes == 1:
-            return own_BNTH
-        parts = [torch.empty_like(own_BNTH, memory_format=torch.contiguous_format) for _ in range(self.processes)]
-        torch.distributed.all_gather(parts, own_BNTH.contiguous())
-        return torch.cat(parts, dim=1)
 
 
 def make_layers(config: Any, attentions: Sequence[Any]) -> list[list[BackendLayer]]:

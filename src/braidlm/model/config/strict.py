@@ -83,16 +83,15 @@ def part_of(hint: Any) -> PartOf | None:
 
 
 def _decode(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
-    part = part_of(hint) if get_origin(hint) is Annotated else None
-    if part is not None:
+    origin = get_origin(hint)
+    if origin is Annotated and (part := part_of(hint)) is not None:
         return _decode_choice(part, data, where, problems)
     if plain_type(hint) in NUMBERS:
         return _decode_number(hint, data, where, problems)
-    if get_origin(hint) is Annotated:
+    if origin is Annotated:
         return _decode(plain_type(hint), data, where, problems)
     if hint is Any:
         return data
-    origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return _decode_union(hint, data, where, problems)
     if dataclasses.is_dataclass(hint):
@@ -125,14 +124,14 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str], also
     for key in data:
         if key not in fields:
             known = (*fields, *also, *getattr(cls, "other_keys", ()))
-            problems.append(f"{_at(where)}unknown key '{key}'.{did_you_mean(key, known)}")
+            _refuse(problems, where, f"unknown key '{key}'.{did_you_mean(key, known)}")
     values = {}
     for name, declared in fields.items():
         path = _join(where, name)
         if name in data:
             values[name] = _decode(hints[name], data[name], path, problems)
         elif declared.default is MISSING and declared.default_factory is MISSING:
-            problems.append(f"{path}: missing; it has no default")
+            _refuse(problems, path, "missing; it has no default")
         elif (part := part_of(hints[name])) is not None and isinstance(declared.default, str):
             values[name] = _decode_choice(part, declared.default, path, problems)
     if len(problems) > before:
@@ -140,14 +139,13 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str], also
     try:
         return cls(**values)
     except BraidError as error:  # from __post_init__, where a dataclass checks its values
-        _add_error(problems, where, error)
-        return None
+        return _add_error(problems, where, error)
 
 
 def _add_error(problems: list[str], where: str, error: BraidError) -> None:
     """Tell an error at its address, and the advice, which is for all addresses, unless a name is merely misspelled."""
     problem, *advice = error.lines()
-    problems.append(f"{_at(where)}{problem}")
+    _refuse(problems, where, problem)
     if "Did you mean" not in problem:
         problems.extend(line for line in advice if line not in problems)
 
@@ -164,13 +162,12 @@ def _decode_choice(part: PartOf, data: Any, where: str, problems: list[str]) -> 
     if isinstance(data, Choice):
         _checked(data.options, _join(where, data.kind) if part.by_key else where, problems)
         return data
-    kind, options = part.default, data
+    kind, options, noun = part.default, data, part.registry.noun
     if isinstance(data, str):
         kind, options = data, {}
     elif isinstance(data, dict) and part.by_key:
         if len(data) != 1:
-            problems.append(f"{where}: expected one {part.registry.noun} name with its options, got {_show(data)}")
-            return None
+            return _refuse(problems, where, f"expected one {noun} name with its options, got {_show(data)}")
         kind, options = next(iter(data.items()))
     elif isinstance(data, dict):
         options = {k: v for k, v in data.items() if k != "kind"}
@@ -178,16 +175,13 @@ def _decode_choice(part: PartOf, data: Any, where: str, problems: list[str]) -> 
     elif data is None and part.default is not None:
         options = {}
     else:
-        problems.append(f"{where}: expected a {part.registry.noun} name or a mapping, got {_show(data)}")
-        return None
+        return _refuse(problems, where, f"expected a {noun} name or a mapping, got {_show(data)}")
     if kind is None:
-        problems.append(f"{where}: no kind of {part.registry.noun} is given.{did_you_mean('', part.registry)}")
-        return None
+        return _refuse(problems, where, f"no kind of {noun} is given.{did_you_mean('', part.registry)}")
     try:
         cls = part.registry[str(kind)]
     except BraidError as error:
-        _add_error(problems, where, error)
-        return None
+        return _add_error(problems, where, error)
     inside = _join(where, kind) if part.by_key else where
     return Choice(str(kind), _decode_dataclass(cls.Config, options, inside, problems, () if part.by_key else ("kind",)))
 
@@ -207,8 +201,9 @@ def _decode_union(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
             return value
         if _is_of_type(arm, data):  # what is wrong with it is inside
             found = found or trial
-    problems.extend(found or [f"{_at(where)}expected {' or '.join(_name(a) for a in rest)}, got {_show(data)}"])
-    return None
+    if not found:
+        return _refuse(problems, where, f"expected {' or '.join(_name(a) for a in rest)}, got {_show(data)}")
+    return problems.extend(found)
 
 
 def _decode_literal(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
@@ -216,7 +211,7 @@ def _decode_literal(hint: Any, data: Any, where: str, problems: list[str]) -> An
     if data in allowed and type(data) in map(type, allowed):
         return data
     tip = did_you_mean(data, allowed) if isinstance(data, str) else ""
-    tip = tip if "?" in tip else ""
+    tip = tip if "?" in tip else ""  # what there is follows anyway
     return _refuse(problems, where, f"{_show(data)} is not one of {', '.join(map(str, allowed))}.{tip}")
 
 
@@ -243,7 +238,7 @@ def _decode_mapping(hint: Any, data: Any, where: str, problems: list[str]) -> An
 
 def _is_too_long(data: Any, where: str, problems: list[str]) -> bool:
     if len(data) > MAX_ITEMS:
-        problems.append(f"{_at(where)}expected at most {MAX_ITEMS} elements, got {len(data)}")
+        _refuse(problems, where, f"expected at most {MAX_ITEMS} elements, got {len(data)}")
     return len(data) > MAX_ITEMS
 
 
@@ -300,10 +295,6 @@ def _refuse(problems: list[str], where: str, problem: str) -> None:
 
 def _join(where: str, key: Any) -> str:
     return f"{where}.{key}" if where else str(key)
-
-
-def _at(where: str) -> str:
-    return f"{where}: " if where else ""
 
 
 def _name(hint: Any) -> str:

@@ -178,9 +178,14 @@ class ParallelLayer(nn.Module):
         """The output of each path. With `takers` [path, batch, time], routers within a path count its takers alone."""
         if self.stack is not None:
             return self._stacked_outputs(hidden, span)
+        if self.reads_own_slice:
+            inputs = list(hidden.split(self.widths, dim=-1))
+        else:
+            assert isinstance(self.enter, nn.ModuleDict)
+            inputs = [self.enter[name](hidden) if name in self.enter else hidden for name in self.names]
         outputs: list[Tensor] = []
         routings: Routings = ()
-        for index, (name, stream) in enumerate(zip(self.names, self._read(hidden), strict=True)):
+        for index, (name, stream) in enumerate(zip(self.names, inputs, strict=True)):
             path_span = span if span.present is None else replace(span, present=span.present[index : index + 1])
             for block in self.blocks(name):
                 stream, block_routings = block(stream, path_span)
@@ -194,13 +199,6 @@ class ParallelLayer(nn.Module):
         """The blocks of one path in this layer, where paths are not stacked."""
         assert self.paths is not None
         return self.paths[name].children()
-
-    def _read(self, hidden: Tensor) -> list[Tensor]:
-        """The input of each path: the whole stream, its own slice, or the stream projected to its width."""
-        if self.reads_own_slice:
-            return list(hidden.split(self.widths, dim=-1))
-        assert isinstance(self.enter, nn.ModuleDict)
-        return [self.enter[name](hidden) if name in self.enter else hidden for name in self.names]
 
     def _stacked_outputs(self, hidden: Tensor, span: Span) -> tuple[list[Tensor], Routings]:
         assert self.stack is not None

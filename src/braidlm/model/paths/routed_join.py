@@ -60,7 +60,12 @@ class Routed(SameWidthJoin):
         routing = self.router(hidden)
         span = span_for_scope(routing, span, self.scope)
         if self._can_be_sparse(layer) and is_sparse(layer.compute, hidden) and not span.needs_weights:
-            joined, routings = self.to_width_out(self._sparse(layer, hidden, routing, span)), ()
+            permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.names))
+            rows = permutation.gather(hidden.flatten(0, 1))
+            for block in layer.stack or ():
+                rows = run_rows(block, rows, permutation, span, hidden if self.scope == "all" else None)
+            combined = permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
+            joined, routings = self.to_width_out(combined), ()
         else:
             outputs, routings = layer.outputs(hidden, span, routing.takers_NBT)
             joined = self.weigh(outputs, routing)
@@ -72,20 +77,9 @@ class Routed(SameWidthJoin):
             return False
         return len(layer.stack) == 1 or (self.scope == "routed" and len(layer.stack) > 1)
 
-    def _sparse(self, layer: ParallelLayer, hidden: Tensor, routing: Routing, span: Span) -> Tensor:
-        assert layer.stack is not None
-        permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.names))
-        rows = permutation.gather(hidden.flatten(0, 1))
-        for block in layer.stack:
-            rows = run_rows(block, rows, permutation, span, hidden if self.scope == "all" else None)
-        return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
-
     def set_costs(self, layer: ParallelLayer) -> None:
-        if not self._can_be_sparse(layer):
-            return
-        assert layer.stack is not None
         share = self.config.top_k / len(self.names)
-        for block in layer.stack:
+        for block in (layer.stack or ()) if self._can_be_sparse(layer) else ():
             set_active_share(block, share)
             set_active_attention_share(block.attention, share, self.scope)
 

@@ -41,10 +41,6 @@ class Memory(NamedTuple):
         keys, values = (zip(*(x.chunk(parts) for x in layers), strict=True) for layers in (self.keys, self.values))
         return [Memory(*rows) for rows in zip(keys, values, self.filled.chunk(parts), strict=True)]
 
-    def copy_from(self, other: "Memory") -> None:
-        """Take the content of another memory; the tensors stay where they are, as a replayed step needs them."""
-        torch._foreach_copy_([*self.tensors().values()], [*other.tensors().values()])
-
     def tensors(self) -> dict[str, Tensor]:
         """By name, for a saved state."""
         named = {f"{slot}.key": key for slot, key in enumerate(self.keys)}
@@ -193,7 +189,8 @@ class ChunkMemory(Feature):
     def end_step(self, share: float) -> None:
         if self.keeps:
             for rows, after in zip(self.memory.split(len(self.after)), self.after, strict=True):
-                rows.copy_from(after)
+                # The tensors stay where they are, as a replayed step needs them.
+                torch._foreach_copy_([*rows.tensors().values()], [*after.tensors().values()])
 
     def state(self) -> dict[str, Tensor]:
         return self.memory.tensors()

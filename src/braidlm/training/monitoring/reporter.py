@@ -42,8 +42,8 @@ class Reporter:
         self.held_out = {one.name: validation_windows(one, length, most, rows) for one in data.validation}
         self.metrics = StepMetrics(self.rank)
         parts: list[Any] = [module for module in trained.model.modules() if hasattr(module, "address")]
-        choices = {str(part.address): getattr(part, "choices", None) or getattr(part, "names", ()) for part in parts}
-        self.usage_monitor = UsageMonitor(choices)  # of routers and joins
+        named: dict[str, Any] = {one.address: getattr(one, "choices", None) or getattr(one, "names", ()) for one in parts}
+        self.usage_monitor = UsageMonitor(named)  # of routers and joins
         self.speed = SpeedMeter(flops_per_token, self.rank.device, self.rank.world_size)
         self.starved_threads = StarvedThreads()
         self.last: dict[str, Any] = {}  # the newest loss and bits per byte, which a checkpoint keeps
@@ -198,11 +198,7 @@ class StepMetrics:
     extra: dict[str, float] = field(default_factory=dict)
     """The recipe's extra losses in the last step that was read, without their weights."""
     usage: dict[str, list[float]] = field(default_factory=dict)  # for each router, in the last step that was read
-    unread: list[tuple[int, StepReport]] = field(default_factory=list)
-
-    def add(self, step: int, report: StepReport) -> None:
-        """Add the report of a step, which stays on the device."""
-        self.unread.append((step, report))
+    unread: list[tuple[int, StepReport]] = field(default_factory=list)  # reports of steps, still on the device
 
     def read(self) -> str | None:
         """Wait for the device; returns a message about the first step with a value that is not finite, or None."""

@@ -1,6 +1,6 @@
 """The training objective: a batch in, its losses and the routers' readings out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,15 +41,12 @@ class Objective(nn.Module):
     """The model as a function of a batch, by kernels where it is lowered; with what a recipe adds to its loss."""
 
     def __init__(
-        self,
-        model: BraidForCausalLM,
-        lowered: "LoweredModel | None" = None,
-        extra: dict[str, ExtraLoss] | None = None,
+        self, model: BraidForCausalLM, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] = {}
     ):
         super().__init__()
         self.model, self.lowered = model, lowered
         self.extra = nn.ModuleDict(extra)
-        self.taken_rows = sum(loss.taken_rows for loss in (extra or {}).values())
+        self.taken_rows = sum(loss.taken_rows for loss in extra.values())
         self.by_masks = self.taken_rows > 0 and needs_masks(model.model)
         self.balanced = {router.address for router in routers(model) if router.balance is not None}
 
