@@ -42,7 +42,9 @@ class Reporter:
         self.held_out = {one.name: validation_windows(one, length, most, rows) for one in data.validation}
         self.metrics = StepMetrics(self.rank)
         parts: list[Any] = [module for module in trained.model.modules() if hasattr(module, "address")]
-        named: dict[str, Any] = {one.address: getattr(one, "choices", None) or getattr(one, "names", ()) for one in parts}
+        named: dict[str, Any] = {
+            one.address: getattr(one, "choices", None) or getattr(one, "names", ()) for one in parts
+        }
         self.usage_monitor = UsageMonitor(named)  # of routers and joins
         self.speed = SpeedMeter(flops_per_token, self.rank.device, self.rank.world_size)
         self.starved_threads = StarvedThreads()
