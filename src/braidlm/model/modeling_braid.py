@@ -141,7 +141,7 @@ class BraidModel(BraidPreTrainedModel):
         return TextPass(hidden, routings, {} if reader is None else reader(hidden, span))
 
     def stream(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        """From embedded tokens to the normalised stream."""
+        """The normalised stream of embedded tokens, and what routers chose."""
         hidden, routings = run_layers(self.stages, self.enter(hidden, span), span, last=self.exit_layer)
         hidden = self.norm(hidden)
         if span.record is not None:

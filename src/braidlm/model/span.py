@@ -100,7 +100,7 @@ class Span:
 
 
 Reader = Callable[[Tensor, Span], dict[str, Tensor]]
-"""From the normalised stream and the span of a pass to what a head reads in the text beside the stream."""
+"""A function that reads, from the normalised stream and the span of a pass, what a head needs beside the stream."""
 
 
 class TextPass(NamedTuple):

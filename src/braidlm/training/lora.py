@@ -23,7 +23,7 @@ from braidlm.opening.gating import find_parts
 from braidlm.training.recipe import LoraTrainingConfig
 
 ADAPTER = "adapter"
-"""In the model folder: beside its files, peft's configuration would make transformers load the base."""
+"""A folder in the model's: beside its files, peft's configuration would make transformers load the base."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 NAME = "default"  # peft's name of a model's only adapter
 TARGETS = "training.lora.targets"
@@ -59,7 +59,7 @@ class Adapter(Lora):
     def __init__(self, model: BraidForCausalLM, config: LoraTrainingConfig, base: dict[str, Any]):
         self.base = base  # which model it is, as in a lineage
         self.base_weights = model.state_dict()
-        """In the same memory as those of the model, under the names that they have without adapters."""
+        """The model's own weights, in the same memory, under the names that they have without adapters."""
         names = _chosen(model, config)
         single, stacked = split_stacks(model, names)
         self.has_banks = bool(stacked)

@@ -149,8 +149,7 @@ class ServedAttention:
     heads: int
     kv_heads: int
     head_dim: int
-    windows: list[int | None]
-    """Of each layer."""
+    windows: list[int | None]  # of each layer
 
 
 SERVED = "served_attention"

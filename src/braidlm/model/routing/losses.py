@@ -109,12 +109,12 @@ def routing_loss(routings: Routings, real_BT: Tensor, evaluate: Evaluator | None
 
 
 def usages(routings: Routings, real_BT: Tensor, evaluate: Evaluator | None = None) -> dict[str, Tensor]:
-    """By router, each choice's share [N] of the real tokens' weights."""
+    """Each choice's share [N] of the real tokens' weights, by router."""
     return _by_name(usage, routings, real_BT, evaluate or evaluate_each)
 
 
 def loads(routings: Routings, real_BT: Tensor, evaluate: Evaluator | None = None) -> dict[str, Tensor]:
-    """By router, each choice's share [N] of the real tokens' selections, unweighted."""
+    """Each choice's share [N] of the real tokens' selections, unweighted, by router."""
     return _by_name(load, routings, real_BT, evaluate or evaluate_each)
 
 

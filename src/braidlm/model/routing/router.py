@@ -171,7 +171,7 @@ class TopKRouter(nn.Module):
             self.balance += self.config.balance_rate * (load_N.mean() - load_N).sign()
 
     def _check(self, probabilities_BTN: Tensor, where: str) -> None:
-        """On a CPU, where looking costs nothing; on a GPU the training loop looks at the usage."""
+        """Look for NaN on a CPU, where that costs nothing; on a GPU the training loop looks at the usage."""
         if probabilities_BTN.is_cpu and not torch.compiler.is_compiling() and bool(probabilities_BTN.isnan().any()):
             todo = "Its weights or the stream it reads hold NaN or infinity: go back to a checkpoint before that."
             raise BraidError("the router's scores are not numbers", where or "router", todo)

@@ -45,7 +45,7 @@ class WeightAverage(Feature):
     def find_parameters(self) -> None:
         self.parameters: Mapping[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.tensors = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters.values()]
-        """In the order of the parameters; made at once: without memory for them a run ends before its first step."""
+        """The averages in the order of the parameters, made at once: without room for them no step is begun."""
 
     @classmethod
     def make(cls, setup: Setup) -> Sequence[Feature]:

@@ -42,7 +42,7 @@ class Memory(NamedTuple):
         return [Memory(*rows) for rows in zip(keys, values, self.filled.chunk(parts), strict=True)]
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name, for a saved state."""
+        """The tensors by name, for a saved state."""
         named = {f"{slot}.key": key for slot, key in enumerate(self.keys)}
         return named | {f"{slot}.value": value for slot, value in enumerate(self.values)} | {"filled": self.filled}
 

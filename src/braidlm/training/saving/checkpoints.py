@@ -216,7 +216,7 @@ class Checkpoints:
 
 
 def checkpoint_name(pace: Pace, progress: Progress) -> str:
-    """By the unit of the pace: step-001000, chck_10M (words, as the BabyLM pipeline requires), tokens-5M."""
+    """A name by the unit of the pace: step-001000, chck_10M (words, as the BabyLM pipeline requires), tokens-5M."""
     if pace.unit == "steps":
         return f"step-{progress.steps:06d}"
     return f"{'chck_' if pace.unit == 'words' else 'tokens-'}{short(progress.done(pace.unit))}"

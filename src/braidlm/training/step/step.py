@@ -78,7 +78,7 @@ class Stepper:
         dtype: torch.dtype,
         features: Sequence[Feature] | None = None,
     ):
-        """By default with the features that the config asks for and that need no data."""
+        """The features are by default those that the config asks for and that need no data."""
         model = trained.model
         self.model, self.config, self.rank, self.dtype = model.train(), config, rank, dtype
         self.layout: Layout | None = choose_layout(config.parallel, model, rank)  # None: it has all weights, alone

@@ -12,7 +12,7 @@ from ..losses import IGNORED
 from .embedding import ByteConfig, ByteEmbedding, ByteEnd, KeysValues, SymbolBlocks
 from .spelling import END, NOTHING, SYMBOLS, Remembered
 
-TOKENS_AT_ONCE = 8192  # whose symbols' log-probabilities are in memory together in evaluation
+TOKENS_AT_ONCE = 8192  # so many have their symbols' log-probabilities in memory together in evaluation
 
 
 class ByteHead(ByteEnd, Head):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -137,13 +136,6 @@ GROUP = 32
 """Tokens whose vectors are computed together in evaluation: always the same ones, so that they round alike."""
 
 
-class TokenVectors(NamedTuple):
-    """Vectors of tokens that are known already."""
-
-    vectors: Tensor  # [token, width]
-    known: Tensor  # [group of tokens]
-
-
 @embeddings.register("bytes")
 class ByteEmbedding(ByteEnd, Embedding):
     """The mean over a token's bytes, after a small bidirectional transformer has read them together (STLM)."""
@@ -157,7 +149,7 @@ class ByteEmbedding(ByteEnd, Embedding):
         self.blocks = SymbolBlocks(config, causal=False)
         self.out = nn.Linear(config.width, width, bias=False)
         self.scale_by_inputs()
-        self.recalled: Remembered[TokenVectors] = Remembered()
+        self.recalled: Remembered[tuple[Tensor, Tensor]] = Remembered()
 
     def train(self, mode: bool = True) -> "ByteEmbedding":
         if mode:
@@ -208,11 +200,12 @@ class ByteEmbedding(ByteEnd, Embedding):
                 known[missing] = True
         return vectors
 
-    def _nothing_known(self, dtype: torch.dtype) -> TokenVectors:
-        """Room for all vectors; on a GPU all are computed at once, since a captured step cannot wait for any."""
+    def _nothing_known(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Room for all vectors [token, width], and which groups of tokens are known; on a GPU all are computed at once,
+        since a captured step cannot wait for any."""
         count, device = len(self.spelling.lengths), self.spelling.lengths.device
         vectors = torch.empty(count, self.width, dtype=dtype, device=device)
         if vectors.is_cuda:
             for tokens in torch.arange(count, device=device).split(256 * GROUP):
                 vectors[tokens] = self.encode(tokens).to(dtype)
-        return TokenVectors(vectors, torch.zeros(-(-count // GROUP), dtype=torch.bool, device=device))
+        return vectors, torch.zeros(-(-count // GROUP), dtype=torch.bool, device=device)

@@ -188,7 +188,7 @@ def _write_at(file: FileIO, offset: int, values: np.ndarray) -> None:
 def open_targets(
     streams: Sequence[TokenStream], plan: StoragePlan, load: Callable[[], Teachers], device: torch.device
 ) -> dict[str, StoredTargets]:
-    """By the stream's name; what is not there yet is computed by the teachers, which are loaded only for that."""
+    """The targets of each stream by its name; what is missing the teachers compute, which are loaded only for that."""
     opened: dict[str, StoredTargets] = {}
     teachers: Teachers | None = None
     for stream in streams:
