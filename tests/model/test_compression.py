@@ -8,7 +8,7 @@ from torch import nn
 
 from braidlm.core.devices import weights_bytes
 from braidlm.core.models.accounting import model_cost, skeleton
-from braidlm.model.compression import FactorisedLinear, QuantisedLinear, QuantisedMatrix
+from braidlm.model.compression import FactorisedLinear, QuantisedMatrix
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
@@ -70,7 +70,7 @@ def test_costs_are_those_of_the_weights_that_are_represented() -> None:
 @pytest.mark.parametrize("shape", [(1, 16), (4, 16), (1, 3, 16), (2, 1, 16), (5, 16), (0, 16)], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_product_with_few_rows_is_the_product_with_the_weights(shape: tuple[int, ...], bias: bool) -> None:
-    layer = QuantisedLinear((24, 16), nn.Parameter(torch.randn(24)) if bias else None).eval()
+    layer = QuantisedMatrix((24, 16), nn.Parameter(torch.randn(24)) if bias else None).eval()
     layer.scale.data.uniform_(0.001, 0.01)
     x = torch.randn(shape)
     with torch.no_grad():

@@ -163,7 +163,7 @@ FEW_ROWS = 4
 
 
 class QuantisedMatrix(nn.Module):
-    """A matrix [..., outputs, inputs] of codes of 8 bits, and a factor for each output."""
+    """A matrix [..., outputs, inputs] of codes of 8 bits and a factor for each output, in place of `nn.Linear`."""
 
     keeps_values = True  # tells the initialisation that the parameters have their values
     active_share = 1.0
@@ -228,10 +228,6 @@ class FourBitMatrix(QuantisedMatrix):
         return groups.sub_(self.zero[..., None]).mul_(self.scale[..., None]).flatten(-2)
 
 
-class QuantisedLinear(QuantisedMatrix):
-    """`nn.Linear` with codes of 8 bits."""
-
-
 class QuantisedStack(QuantisedMatrix, StackedLinear):
     """`StackedLinear` with codes of 8 bits, [member, outputs, inputs]."""
 
@@ -244,10 +240,6 @@ class QuantisedStack(QuantisedMatrix, StackedLinear):
 
     def forward(self, x: Tensor, groups: Groups | None = None, columns: slice = slice(None)) -> Tensor:
         return StackedLinear.forward(self, self.rounded(x), groups, columns)
-
-
-class FourBitLinear(FourBitMatrix, QuantisedLinear):
-    """`nn.Linear` with codes of 4 bits."""
 
 
 class FourBitStack(FourBitMatrix, QuantisedStack):
@@ -291,7 +283,7 @@ class Int8(Compression):
         if kind is LinearHead:
             return QuantisedHead(layer.weight.shape, layer.bias, dynamic)
         if kind in (nn.Linear, StackedLinear):
-            form = QuantisedLinear if kind is nn.Linear else QuantisedStack
+            form = QuantisedMatrix if kind is nn.Linear else QuantisedStack
             return form(matrix_shape(layer), layer.bias, dynamic)
         return None
 
@@ -312,7 +304,7 @@ class Int4(Compression):
     def replacement(self, layer: Any, pattern: str) -> nn.Module | None:
         if type(layer) not in (nn.Linear, StackedLinear):
             return None
-        form = FourBitLinear if type(layer) is nn.Linear else FourBitStack
+        form = FourBitMatrix if type(layer) is nn.Linear else FourBitStack
         return form(matrix_shape(layer), self.config.group, layer.bias)
 
 

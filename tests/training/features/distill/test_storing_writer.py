@@ -51,9 +51,15 @@ def test_they_are_where_they_belong(
         assert found.logs[position].tolist() == (-there / 64).tolist()
 
 
-def test_neighbours_are_written_together() -> None:
-    runs = [(begin, len(targets.ids)) for begin, targets in a_block([7, 8, 9, 3, 4, 0]).runs()]
-    assert runs == [(7, 3), (3, 2), (0, 1)]
+def test_neighbours_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[tuple[int, int]] = []
+
+    def write(_: Any, offset: int, values: np.ndarray) -> None:
+        runs.append((offset // values[0].nbytes, len(values)))
+
+    monkeypatch.setattr(storing, "_write_at", write)
+    write_all(tmp_path, [[7, 8, 9, 3, 4, 0]])
+    assert runs == [(7, 3), (7, 3), (3, 2), (3, 2), (0, 1), (0, 1)], "each into both files"
 
 
 @pytest.mark.parametrize("fails", ["_write_at", "write_json"])

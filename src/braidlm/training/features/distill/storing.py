@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,12 +114,6 @@ class Block:
     targets: Targets  # in the types of the files
     copied: torch.cuda.Event | None = None  # when the targets have come from the device
 
-    def runs(self) -> Iterator[tuple[int, Targets]]:
-        """Tokens that are neighbours in the file: where they begin there, and what follows them."""
-        ends = np.flatnonzero(np.diff(self.positions) != 1) + 1
-        for begin, end in zip([0, *ends], [*ends, len(self.positions)], strict=True):
-            yield int(self.positions[begin]), Targets(*(values[begin:end] for values in self.targets))
-
 
 class TargetWriter:
     """Writes blocks in the order in which they are put."""
@@ -167,10 +162,12 @@ class TargetWriter:
     def _write(self, block: Block) -> int:
         if block.copied is not None:
             block.copied.synchronize()
-        for begin, targets in block.runs():
-            for file, values in zip(self.files, targets, strict=True):
-                _write_at(file, begin * values[0].nbytes, values)
-        return len(block.positions)
+        places = block.positions
+        ends = np.flatnonzero(np.diff(places) != 1) + 1
+        for begin, end in pairwise([0, *ends, len(places)]):  # tokens that are neighbours in the file
+            for file, values in zip(self.files, block.targets, strict=True):
+                _write_at(file, int(places[begin]) * values[0].nbytes, values[begin:end])
+        return len(places)
 
     def _save(self, done: int) -> None:
         for file in self.files:
