@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -17,7 +16,7 @@ from braidlm.core.models.card import model_card
 from braidlm.core.models.folders import check_vocabulary, write_lineage
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.model.heads.losses import IGNORED
+from braidlm.model.heads.losses import IGNORED, next_token_loss
 from braidlm.model.modeling_braid import share_of_batch
 from braidlm.opening.decoder import OpenedDecoder, cost_rows
 from braidlm.opening.gated_folders import GATES, gate_tensors, read_adapter, write_adapter_files, write_decoder
@@ -53,7 +52,7 @@ class TrainableDecoder(Trainable):
         return DecoderObjective(self.model)
 
     def text_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        return summed_loss(self.model(input_ids=inputs, use_cache=False, return_dict=True).logits, labels)
+        return next_token_loss(self.model(input_ids=inputs, use_cache=False, return_dict=True).logits, labels, 1.0)
 
     def matrices(self) -> list[nn.Parameter]:
         return [module.weight for module in layer_matrices(self.model).values()]  # type: ignore[misc]
@@ -120,13 +119,7 @@ class DecoderObjective(nn.Module):
         routing = None
         if isinstance(balance, Tensor):
             routing = self.weight * balance * share_of_batch(labels != IGNORED, count)
-        return BatchLosses(summed_loss(output.logits, labels) / count, routing, {}, {})
-
-
-def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The summed loss of all labels, each at the position that predicts it; padding counts nothing."""
-    flat = logits.flatten(0, 1).float()
-    return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        return BatchLosses(next_token_loss(output.logits, labels, count), routing, {}, {})
 
 
 def plan_decoder_run(recipe: Recipe, device: torch.device) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from braidlm.model.config.ranges import NonNegative, Positive, Range, Share
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import OpenedModel, find_tokenizer
-
-if TYPE_CHECKING:  # it needs Triton
-    from braidlm.kernels.lowered_model import LoweredModel
 
 TopK = Annotated[int, Range(at_least=1, at_most=65_536)]
 TEACHER = "teacher"  # the role of a source in a lineage
@@ -122,7 +119,10 @@ class Teachers:
         """`vocab_size` is the tokenizer's: what models have beyond it are rows of no token."""
         self.models, self.weights = list(models), list(weights)
         self.vocab_size, self.temperature = vocab_size, temperature
-        self.lowered = _lowered(models)  # all of them by kernels, which never wait for the device, or none
+        found = (lower_forward(model, model.dtype) for model in models if isinstance(model, BraidForCausalLM))
+        whole = [lowered for lowered in found if lowered is not None and lowered.is_whole]
+        # All models by kernels, or none: a part's plain forward may wait for the device.
+        self.lowered = whole if len(whole) == len(models) else []
 
     @cached_property
     def widths(self) -> list[int]:
@@ -156,13 +156,6 @@ class Teachers:
             # Models of other packages may compute all of them whatever they are asked for.
             cut = {"logits_to_keep": count} if "logits_to_keep" in signature(model.forward).parameters else {}
             yield model(input_ids=ids, use_cache=False, **cut).logits[:, -count:, : self.vocab_size]
-
-
-def _lowered(models: Sequence[Any]) -> "list[LoweredModel]":
-    """Models by kernels, if these serve all of every one: a part's plain forward may wait for the device."""
-    found = [lower_forward(model, model.dtype) for model in models if isinstance(model, BraidForCausalLM)]
-    whole = [lowered for lowered in found if lowered is not None and lowered.is_whole]
-    return whole if len(whole) == len(models) else []
 
 
 def averaged_log_probabilities(logits: Iterable[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
