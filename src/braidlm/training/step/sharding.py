@@ -62,24 +62,13 @@ class Layout:
             what = f"training.parallel.experts: {self.experts} processes cannot share a bank where weights are {lie}"
             raise BraidError(what, todo=f"Give a number that divides {spread}.")
 
-    def mesh(self, device: torch.device) -> DeviceMesh:
-        """The processes of all parameters but those of banks that are shared."""
-        return _mesh(device, {"copy": self.copies, "shard": self.shards})
-
-    def expert_mesh(self, device: torch.device) -> DeviceMesh:
-        """The processes of banks that are shared, among which each expert has its own copies and shards."""
-        copies, shards = self.copies, self.shards // self.experts
-        if self.shards == 1:
-            copies, shards = self.copies // self.experts, 1
-        return _mesh(device, {"copy": copies, "expert": self.experts, "shard": shards})
-
     def __str__(self) -> str:
         parts = [f"{self.copies} copies" if self.copies > 1 else "", f"{self.shards} shards" if self.shards > 1 else ""]
         experts = f", experts over {self.experts} processes" if self.experts > 1 else ""
         return (" x ".join(filter(None, parts)) or "1 shard") + experts
 
 
-def _mesh(device: torch.device, sizes: dict[str, int]) -> DeviceMesh:
+def _mesh(device: torch.device, **sizes: int) -> DeviceMesh:
     return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
@@ -129,14 +118,17 @@ def shard(
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     lowered = None if dtype == torch.float32 else dtype
     policy = MixedPrecisionPolicy(param_dtype=lowered, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    if layout.experts > 1:
-        _shard_banks(objective, layout.expert_mesh(rank.device), policy)
-    mesh = layout.mesh(rank.device)
+    if layout.experts > 1:  # each expert has copies and shards of its own
+        copies, shards = layout.copies, layout.shards // layout.experts
+        if layout.shards == 1:
+            copies, shards = layout.copies // layout.experts, 1
+        _shard_banks(objective, _mesh(rank.device, copy=copies, expert=layout.experts, shard=shards), policy)
+    mesh = data_mesh(_mesh(rank.device, copy=layout.copies, shard=layout.shards))
     for unit in alone_with_parameters(units):
         if compiled:
             unit.compile(dynamic=False)
-        fully_shard(unit, mesh=data_mesh(mesh), mp_policy=policy)
-    fully_shard(objective, mesh=data_mesh(mesh), mp_policy=policy)
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    fully_shard(objective, mesh=mesh, mp_policy=policy)
     for module in sharded_modules(objective):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no other
