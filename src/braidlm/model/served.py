@@ -48,7 +48,10 @@ def prepare(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
             module.__class__ = kept_linear(type(module))  # type: ignore[assignment, arg-type]
-    model._tp_plan = tensor_parallel_plan(model)
+    # Processes divide plain linear layers, by address with * for numbers; all have routers and stacks whole.
+    plain = [name.split(".") for name, part in model.named_modules() if type(part) is nn.Linear]
+    divided = [parts for parts in plain if "router" not in parts]
+    model._tp_plan = {".".join("*" if part.isdigit() else part for part in parts): COLUMNS for parts in divided}
     if not model.config.tie_word_embeddings:
         _rename_head(type(model).__name__)
 
@@ -79,12 +82,6 @@ def unserved(model: Any) -> Iterator[str]:
         yield f"its matrices are quantised ({', '.join(kinds)}); where it has that shape, {nearest}"
     if not model.attentions:
         yield "it has no attention"
-
-
-def tensor_parallel_plan(model: nn.Module) -> dict[str, str]:
-    """How processes divide plain linear layers, by address with * for numbers; all have routers and stacks whole."""
-    plain = [name.split(".") for name, part in model.named_modules() if type(part) is nn.Linear]
-    return {".".join("*" if p.isdigit() else p for p in parts): COLUMNS for parts in plain if "router" not in parts}
 
 
 def load_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[str]:

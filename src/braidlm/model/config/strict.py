@@ -102,7 +102,10 @@ def _decode(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
         return _decode_sequence(hint, origin, data, where, problems)
     if origin is dict:
         return _decode_mapping(hint, data, where, problems)
-    return _decode_plain(hint, data, where, problems)
+    if isinstance(data, hint):  # text, or true and false
+        return data
+    quotes = ": write it in quotes" if hint is str and isinstance(data, (int, float)) else ""
+    return _refuse(problems, where, f"expected {_name(hint)}, got {_show(data)}{quotes}")
 
 
 def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str], also: tuple[str, ...] = ()) -> Any:
@@ -199,8 +202,9 @@ def _decode_union(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
         value = _decode(arm, data, where, trial)
         if not trial:
             return value
-        if _is_of_type(arm, data):  # what is wrong with it is inside
-            found = found or trial
+        kind = plain_type(arm)
+        if _as_number(kind, data) is not None if kind in NUMBERS else isinstance(data, get_origin(kind) or kind):
+            found = found or trial  # data of this type: what is wrong is inside of it
     if not found:
         return _refuse(problems, where, f"expected {' or '.join(_name(a) for a in rest)}, got {_show(data)}")
     return problems.extend(found)
@@ -271,22 +275,6 @@ def range_of(hint: Any) -> Range | None:
 def plain_type(hint: Any) -> Any:
     """An annotation's type without its marks."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
-
-
-def _is_of_type(hint: Any, data: Any) -> bool:
-    """Whether data is of the plain type of an annotation, whatever is in it."""
-    kind = plain_type(hint)
-    if kind in NUMBERS:
-        return _as_number(kind, data) is not None
-    return isinstance(data, get_origin(kind) or kind)
-
-
-def _decode_plain(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
-    """Text, or true and false."""
-    if isinstance(data, hint):
-        return data
-    quotes = ": write it in quotes" if hint is str and isinstance(data, (int, float)) else ""
-    return _refuse(problems, where, f"expected {_name(hint)}, got {_show(data)}{quotes}")
 
 
 def _refuse(problems: list[str], where: str, problem: str) -> None:

@@ -29,7 +29,8 @@ class Remembered(Generic[V]):
     @torch.compiler.disable  # it looks at addresses of tensors
     def get(self, tensors: Iterable[Tensor], compute: Callable[[], V], *also: Any) -> V:
         """The value of `compute`, which depends on the tensors and on `also`."""
-        state = (*also, *map(_state, tensors))
+        # This differs after a tensor was written to, moved or replaced.
+        state = (*also, *((t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype, t.device) for t in tensors))
         if self.value is None or state != self.state:
             # A tensor that is made in inference mode could not be used in training later.
             with torch.inference_mode(False), torch.no_grad():
@@ -39,12 +40,6 @@ class Remembered(Generic[V]):
     def forget(self) -> None:
         """Free the memory."""
         self.state = self.value = None
-
-
-def _state(tensor: Tensor) -> tuple[Any, ...]:
-    """Differs after a tensor was written to, moved or replaced."""
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.dtype, tensor.device
 
 
 BYTES, DIGITS = 256, 16
