@@ -23,8 +23,6 @@ from braidlm.opening.opened_model import OpenedModel
 
 @dataclass
 class Point:
-    """One model of a curve."""
-
     curve: str
     model: str
     """The name of the model among the results."""
@@ -38,8 +36,6 @@ P = TypeVar("P", bound=Point)
 
 @dataclass
 class Curves(ABC, Generic[P]):
-    """The points of all curves."""
-
     points: list[P]
     metrics: dict[str, str] = field(default_factory=dict, kw_only=True)
     """What the score of each task is."""
@@ -71,7 +67,6 @@ class Curves(ABC, Generic[P]):
 
     @property
     def curves(self) -> dict[str, list[P]]:
-        """The points of each curve."""
         named: dict[str, list[P]] = {}
         for point in self.points:
             named.setdefault(point.curve, []).append(point)
@@ -83,11 +78,8 @@ class Curves(ABC, Generic[P]):
         return {"format": 1, "metrics": self.metrics, "points": points}
 
     def table(self) -> Table:
-        """A row for each point."""
         ordered = [point for points in self.curves.values() for point in points]
-        rows = []
-        for point in ordered:
-            rows.append([*self.cells(point).values(), *(self._score(point, task) for task in self.metrics)])
+        rows = [[*self.cells(p).values(), *(self._score(p, task) for task in self.metrics)] for p in ordered]
         return Table([*self.cells(ordered[0]), *self.metrics], rows, keep=2)
 
     def report(self, title: str, subtitle: str) -> Report:
@@ -121,11 +113,9 @@ class Curves(ABC, Generic[P]):
             elif kept is others[-1]:
                 until = f"it stays within {EQUAL:.0%} to the end, {at[2]}"
             said.append(f"{name} has {task} {at[0]}; {until}.")
-        sure = "± is one standard error over the items of the task" if any(self._errors(task)) else "one text, one seed"
+        errors = any(point.standard_errors[task] for point in self.points)
+        sure = "± is one standard error over the items of the task" if errors else "one text, one seed"
         return "\n\n".join([*said, f"How sure: {sure}; nothing was trained again."]) if said else ""
-
-    def _errors(self, task: str) -> list[float | None]:
-        return [point.standard_errors[task] for point in self.points]
 
     def _score(self, point: P, task: str) -> str:
         error = point.standard_errors[task]
@@ -155,9 +145,7 @@ class ExitPoint(Point):
 class ExitCurves(Curves[ExitPoint]):
     """A curve for each model: its scores after each layer."""
 
-    name: ClassVar[str] = "exits"
-    x_label: ClassVar[str] = "left after layer"
-    place: ClassVar[str] = "left after layer {:.4g}"
+    name, x_label, place = "exits", "left after layer", "left after layer {:.4g}"
 
     def x(self, point: ExitPoint) -> float:
         return point.layer
@@ -196,32 +184,27 @@ def exit_curve(
     def open_exits() -> list[OpenedModel]:
         opened: list[OpenedModel] = []
         for model in open_to_score(models):
-            for layer, left_early in _exits(model, layers).items():
-                opened.append(left_early)
-                curves.points.append(ExitPoint(model.name, left_early.name, layer))
+            if not isinstance(model, OpenedBraid):
+                where = str(model.folder)
+                raise BraidError("only Braid's models can be left after a layer", where, "Leave out --exits.")
+            body = model.info.model.model
+            for layer in layers or ():
+                check_exit(body.stages, body.width_out, layer)
+            for layer in layers or exit_layers(body.stages, body.width_out):
+                opened.append(_left_after(model, layer))
+                curves.points.append(ExitPoint(model.name, opened[-1].name, layer))
         return opened
 
-    scored = evaluate(open_exits, tasks, out=out, **evaluation)
-    curves.score(scored)
+    curves.score(evaluate(open_exits, tasks, out=out, **evaluation))
     if out is not None:
         write(curves.whole_report(), out, curves.name)
     return curves
 
 
-def _exits(model: OpenedModel, layers: Sequence[int] | None) -> dict[int, OpenedModel]:
-    """The model as it is left after each of these layers."""
-    if not isinstance(model, OpenedBraid):
-        raise BraidError("only Braid's models can be left after a layer", str(model.folder), "Leave out --exits.")
-    body = model.info.model.model
-    for layer in layers or ():
-        check_exit(body.stages, body.width_out, layer)
+def _left_after(model: OpenedModel, layer: int) -> OpenedModel:
+    def load(device: Any) -> Any:
+        loaded = model.load(device)
+        leave_after(loaded, layer)
+        return loaded
 
-    def left_after(layer: int) -> OpenedModel:
-        def load(device: Any) -> Any:
-            loaded = model.load(device)
-            leave_after(loaded, layer)
-            return loaded
-
-        return model.changed(f"{model.name}, layer {layer}", f"{model.sha256}, layer {layer}", load)
-
-    return {layer: left_after(layer) for layer in layers or exit_layers(body.stages, body.width_out)}
+    return model.changed(f"{model.name}, layer {layer}", f"{model.sha256}, layer {layer}", load)

@@ -129,8 +129,6 @@ def open_to_score(models: Names, **options: Any) -> list[OpenedModel]:
 
 @dataclass(frozen=True)
 class _OpenedTask:
-    """A task with its data open."""
-
     name: str
     data: OpenTask
     facts: dict[str, Any]

@@ -75,8 +75,6 @@ class Settings:
 
 @dataclass
 class EvaluatedModel:
-    """One model that is being evaluated."""
-
     scorer: "Scorer"
     tokenizer: "BraidTokenizer"
     folder: Path | None = None

@@ -24,8 +24,6 @@ class Part:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One model on one task."""
-
     task: str
     metric: str
     score: float
@@ -72,8 +70,6 @@ class Comparison:
 
 @dataclass
 class ModelResults:
-    """One model on all tasks."""
-
     name: str
     folder: str
     sha256: str
@@ -91,8 +87,6 @@ class ModelResults:
 
 @dataclass
 class Evaluation:
-    """All models on all tasks."""
-
     models: list[ModelResults]
     tasks: dict[str, dict[str, Any]]
     """The description, metric, licence, data and its hash of each task."""
@@ -115,7 +109,6 @@ class Evaluation:
         return runs
 
     def of(self, name: str) -> ModelResults:
-        """One model's results."""
         for model in self.models:
             if model.name == name:
                 return model
@@ -155,7 +148,6 @@ class ResultCache:
             return None
 
     def write(self, key: dict[str, Any], result: TaskResult) -> None:
-        """Write a result, atomically."""
         write_json(self._path(key), {"of": key, "result": asdict(result)})
 
     def _path(self, key: dict[str, Any]) -> Path:

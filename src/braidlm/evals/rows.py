@@ -37,7 +37,6 @@ class TextFile:
 
     @property
     def text(self) -> str:
-        """The content, decoded."""
         try:
             return self.content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -77,11 +76,8 @@ def sha256_of_files(files: Sequence[TextFile]) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One object of a file."""
-
     fields: dict[str, Any]
     stem: str
-    """The file's name without its extension."""
     where: str
     """File and line number."""
     example: str | None = None
@@ -132,7 +128,6 @@ class Row:
         return self.fields[key]
 
     def error(self, what: str) -> BraidError:
-        """An error about this row."""
         return BraidError(what, self.where, self.example and f"A line is {self.example}.")
 
 

@@ -13,6 +13,7 @@ errors in quadrature. Where it is unknown, or zero because there are too few ite
 error of sampling items: the variance over training seeds is not in it.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -133,16 +134,6 @@ def check_scipy() -> None:
         raise BraidError("this task needs scipy", todo="`pip install 'braidlm[eval]'` gets it.") from None
 
 
-def pearson(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's correlation; 0, where SciPy gives NaN, if either side is constant."""
-    return _correlation("pearsonr", x, y)
-
-
-def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's rank correlation; 0 if either side is constant."""
-    return _correlation("spearmanr", x, y)
-
-
 def _correlation(name: str, x: np.ndarray, y: np.ndarray) -> float:
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
@@ -150,3 +141,7 @@ def _correlation(name: str, x: np.ndarray, y: np.ndarray) -> float:
     from scipy import stats
 
     return float(getattr(stats, name)(x, y).statistic)
+
+
+pearson, spearman = functools.partial(_correlation, "pearsonr"), functools.partial(_correlation, "spearmanr")
+"""Pearson's correlation, and Spearman's of ranks; 0, where SciPy gives NaN, if either side is constant."""

@@ -58,10 +58,8 @@ def find_data(
     for name in (name for name in tasks if name not in on_hub):
         path = given_path(own[name]) if name in own else data_here(name, root)
         if path is None:
-            fetch, collection = (
-                re.sub(r"\bDATA\b", lambda _: shlex.quote(str(folder)), text)
-                for text in (TASKS[name].fetch, TASKS[name].collection)
-            )
+            texts = (TASKS[name].fetch, TASKS[name].collection)
+            fetch, collection = (re.sub(r"\bDATA\b", lambda _: shlex.quote(str(folder)), text) for text in texts)
             missing.append(f"{name}: its data is not in {folder}. {fetch}")
             collections.append(collection)
         elif path != BUILT_IN and not path.exists():
@@ -105,7 +103,6 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _load(source: HubSource) -> dict[str, Sequence[dict[str, Any]]]:
-    """The rows of each split."""
     configs = _configs(source)
     config = source.config if source.config in configs or len(configs) != 1 else configs[0]
     options = {"revision": source.revision, "streaming": True}

@@ -77,12 +77,11 @@ def _tokens(model: ModelRoutes) -> Iterator[Row]:
 
 def _gates(model: ModelGates) -> Iterator[Row]:
     columns = GATES["gates"][0].split()
-    yield from (tuple(getattr(one, name) for name in columns) for one in model.layers)
+    return (tuple(getattr(one, name) for name in columns) for one in model.layers)
 
 
 def _gate_domains(model: ModelGates) -> Iterator[Row]:
-    for one in model.layers:
-        yield from ((one.layer, domain, share) for domain, share in one.by_domain.items())
+    return ((one.layer, domain, share) for one in model.layers for domain, share in one.by_domain.items())
 
 
 ROUTES: dict[str, tuple[str, Callable[[Any], Iterator[Row]]]] = {

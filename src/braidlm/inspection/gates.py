@@ -33,7 +33,6 @@ class LayerOutputs:
 
     gate: Gate
     hidden: Tensor
-    """The layer's input."""
     plain: Tensor
     """The layer's output without the gate."""
     gated: Tensor
@@ -99,14 +98,11 @@ class GateActivity:
 
 @dataclass
 class ModelGates:
-    """The gates of one model."""
-
     name: str
     folder: str
     kind: str
     """Vector, scalar or matrix."""
     tokens: int
-    """How many were read."""
     layers: list[GateActivity]
 
     @property

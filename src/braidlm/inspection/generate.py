@@ -33,8 +33,6 @@ from braidlm.opening.opened_model import OpenedModel
 
 @dataclass
 class Continuation:
-    """One prompt and its continuation."""
-
     prompt: str
     text: str = ""
     """The new text alone."""
@@ -51,7 +49,6 @@ class Generation:
     """All continuations, and how long they took."""
 
     model: str
-    """The model folder."""
     device: str
     paths: list[str] | None = None
     """The active paths, if they were chosen."""
@@ -116,13 +113,13 @@ def generate(
     opened = open_model(model, paths=paths, without=without)
     device = choose_device(device)
     result = Generation(str(opened.folder), device, texts=[Continuation(prompt) for prompt in prompts])
-    plain_decoder: Callable[..., TokenDecoder] = decoder_for
+    make_plain: Callable[..., TokenDecoder] = decoder_for
     if not isinstance(opened, OpenedBraid):
         _check_no_exit(opened, early_exit)
     loaded: Any = opened.load(device)
     if isinstance(opened, OpenedBraid):
         early_exit.prepare(loaded)
-        plain_decoder = early_exit.decoder
+        make_plain = early_exit.decoder
         result.paths, result.without = loaded.config.paths, loaded.config.without or None
     tokenizer = opened.tokenizer
     _warn_of_long_prompts(opened, encode_prompts(tokenizer, prompts, pauses))
@@ -133,7 +130,7 @@ def generate(
     decoders: list[TokenDecoder] = []
 
     def make_decoder(*arguments: Any) -> TokenDecoder:
-        decoders.append(plain_decoder(*arguments))
+        decoders.append(make_plain(*arguments))
         return decoders[-1]
 
     for piece in continue_text(loaded, tokenizer, prompts, max_tokens, sampling, pauses, make_decoder):
@@ -171,17 +168,15 @@ def prompt_study(
 
     `out` is a report to write: .md, .html or .csv. `on_model(name)` is called before each model is loaded.
     """
-    early_exit = EarlyExit(exit_layer, exit_confidence, speculate)
+    exits = (exit_layer, exit_confidence, speculate)
+    early_exit = EarlyExit(*exits)
     _check_counts(max_tokens, top_next, pauses)
     Sampling(0.0 if greedy else temperature, top_k, top_p, seed)  # refuses what is out of range
     sampled = (max_tokens, temperature, top_k, top_p, seed, greedy, top_next, pauses)
-    exits = (exit_layer, exit_confidence, speculate)
     if out is not None:
         check_file(out)
-    if isinstance(prompts, (str, Path)):
-        loaded = read_prompts(prompts)
-    else:
-        loaded = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    read = read_prompts(prompts) if isinstance(prompts, (str, Path)) else prompts
+    loaded = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in read]
     if not models:
         raise BraidError("there is no model", todo="Name one or more model folders, runs or studies.")
     opened, texts = open_models(models, paths=paths, without=without), [prompt.text for prompt in loaded]

@@ -53,7 +53,6 @@ class Layer:
     of_paths: bool = True
     """Whether the choices are paths, and not experts."""
     inactive: tuple[str, ...] = ()
-    """Choices that are switched off."""
 
     @property
     def part(self) -> str:
@@ -62,7 +61,6 @@ class Layer:
 
     @property
     def active(self) -> list[str]:
-        """The choices that can be taken."""
         return [name for name in self.choices if name not in self.inactive]
 
     @property
@@ -107,7 +105,7 @@ def record_calls(modules: Mapping[K, nn.Module]) -> Iterator[dict[K, tuple[tuple
 
     with ExitStack() as hooks:
         for key, module in modules.items():
-            hooks.callback(module.register_forward_hook(partial(record, key)).remove)
+            hooks.enter_context(module.register_forward_hook(partial(record, key)))
         yield records
 
 
@@ -117,9 +115,9 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
     if not layers:
         raise no_choices()
     if not any(layer.read_by for layer in layers):
+        reasons = "; ".join(f"{layer.name}: {layer.note}" for layer in layers)
         raise BraidError(
-            "which path is taken cannot be read in any layer: "
-            + "; ".join(f"{layer.name}: {layer.note}" for layer in layers),
+            f"which path is taken cannot be read in any layer: {reasons}",
             todo="It is seen where a join has a router (`braid compose --join gumbel_v1`) or paths of its width, and "
             "where a head weighs whole models anew for every token (`--join posterior`).",
         )

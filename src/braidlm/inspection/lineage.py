@@ -35,8 +35,6 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """What went into what."""
-
     source: str
     target: str
     label: str = ""
@@ -82,7 +80,10 @@ class _Builder:
         recipe = known.get("recipe")
         if depth and UNNAMED.fullmatch(name) and isinstance(recipe, dict):
             name = str(recipe.get("name") or name)
-        id, is_new = self._node("model", name, _model_facts(record, sha256), identity)
+        kept = ("model", "format", "role", "licence", "created", "length")
+        facts = {key: record[key] for key in kept if record.get(key)} | ({"sha256": sha256} if sha256 else {})
+        facts["training"] = training_of(dict(record))
+        id, is_new = self._node("model", name, _flat(facts), identity)
         if id is None or not is_new:
             return id
         base = known.get("base")
@@ -97,14 +98,17 @@ class _Builder:
 
     def _maker(self, known: Mapping[str, Any], made: str) -> str | None:
         """The recipe or edit that made a model."""
-        made_by = known.get("made_by")
+        made_by, recipe = known.get("made_by"), known.get("recipe")
         if not isinstance(made_by, str) or not made_by:
             return None
-        recipe = known.get("recipe")
         if made_by == TRAINED:
-            label = recipe.get("name") if isinstance(recipe, dict) else None
-            label = str(label or f"recipe {str(known.get('recipe_sha256', ''))[:SHORT]}".strip())
-            id, _ = self._node("recipe", label, _recipe_facts(known), [made, made_by])
+            recipe = recipe if isinstance(recipe, dict) else {}
+            label = recipe.get("name") or f"recipe {str(known.get('recipe_sha256', ''))[:SHORT]}".strip()
+            training, kept = recipe.get("training"), ("budget", "batch", "optimizer", "seed")
+            facts = {"recipe_sha256": known.get("recipe_sha256")}
+            facts |= {key: recipe[key] for key in ("seed", "licence") if recipe.get(key) is not None}
+            facts |= {key: training[key] for key in kept if key in training} if isinstance(training, dict) else {}
+            id, _ = self._node("recipe", str(label), _flat(facts), [made, made_by])
         else:
             options = known.get("options")
             facts = {"made by": made_by, **(_flat(options) if isinstance(options, dict) else {})}
@@ -114,8 +118,9 @@ class _Builder:
 
     def _source(self, source: Mapping[str, Any], maker: str, known: Mapping[str, Any], depth: int) -> None:
         if "data" in source:
-            sets = (((known.get("recipe") or {}).get("data") or {}).get("sets") or {}) if _is_recipe(known) else {}
-            own = sets.get(str(source["data"])) if isinstance(sets, dict) else None
+            own: Any = known
+            for key in ("recipe", "data", "sets", str(source["data"])):
+                own = own.get(key) if isinstance(own, Mapping) else None
             facts = _flat({key: value for key, value in source.items() if key != "data"})
             if isinstance(own, dict):
                 facts |= _flat({key: own[key] for key in ("source", "folder", "path") if own.get(key)})
@@ -138,38 +143,13 @@ class _Builder:
         return id, True
 
     def _edge(self, source: str | None, target: str | None, label: str) -> None:
-        if source is None or target is None:
-            return
-        edge = Edge(source, target, label[:MAX_TEXT])
-        if edge not in self.graph.edges:
+        if source and target and (edge := Edge(source, target, label[:MAX_TEXT])) not in self.graph.edges:
             self.graph.edges.append(edge)
-
-
-def _is_recipe(known: Mapping[str, Any]) -> bool:
-    recipe = known.get("recipe")
-    return isinstance(recipe, dict) and isinstance(recipe.get("data") or {}, dict)
 
 
 def _name_of(source: Mapping[str, Any]) -> str:
     """What a source is called: the path that it became, before its folder, which may be `step-001000`."""
     return str(next((source[key] for key in ("name", "model", "path") if source.get(key)), "a model"))
-
-
-def _model_facts(record: Mapping[str, Any], sha256: Any) -> dict[str, Any]:
-    facts = {key: record[key] for key in ("model", "format", "role", "licence", "created", "length") if record.get(key)}
-    facts |= {"sha256": sha256} if sha256 else {}
-    return _flat(facts | {"training": training_of(dict(record))})
-
-
-def _recipe_facts(known: Mapping[str, Any]) -> dict[str, Any]:
-    recipe = known.get("recipe")
-    facts: dict[str, Any] = {"recipe_sha256": known.get("recipe_sha256")}
-    if isinstance(recipe, dict):
-        training = recipe.get("training")
-        kept = ("budget", "batch", "optimizer", "seed")
-        facts |= {key: recipe[key] for key in ("seed", "licence") if recipe.get(key) is not None}
-        facts |= {key: training[key] for key in kept if key in training} if isinstance(training, dict) else {}
-    return _flat(facts)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -26,7 +26,7 @@ def shares(counts: np.ndarray) -> np.ndarray:
 
 
 def entropy(counts: np.ndarray) -> float:
-    """In bits: 0 when one choice has everything, log2 N when all have the same."""
+    """The entropy in bits: 0 when one choice has everything, log2 N when all have the same."""
     p = shares(np.asarray(counts, float))
     p = p[p > 0]
     return max(0.0, float(-(p * np.log2(p)).sum()))
@@ -76,8 +76,6 @@ def _judged(joint_DN: np.ndarray, right_D: Sequence[int | None]) -> tuple[np.nda
 
 @dataclass
 class LayerTally:
-    """What one layer chose."""
-
     layer: str
     """The address of the layer."""
     decisions: int
@@ -126,7 +124,6 @@ class Tally:
 
     @property
     def read(self) -> list[LayerTally]:
-        """The layers that can be read."""
         return [layer for layer in self.layers if layer is not None]
 
     @property

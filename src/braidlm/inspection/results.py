@@ -30,8 +30,6 @@ class TokenView:
 
 @dataclass
 class PromptRoutes:
-    """The choices for one prompt."""
-
     name: str
     domain: str | None
     path: str | None
@@ -45,8 +43,6 @@ class PromptRoutes:
 
 @dataclass
 class DataRoutes:
-    """The choices for one data set."""
-
     name: str
     path: str | None
     documents: int
@@ -59,8 +55,6 @@ class DataRoutes:
 
 @dataclass
 class ModelRoutes:
-    """One model."""
-
     name: str
     folder: str
     paths: list[str]
@@ -89,8 +83,6 @@ class ModelRoutes:
 
 @dataclass
 class RoutingReport:
-    """All models, side by side."""
-
     models: list[ModelRoutes]
     """The models with paths or experts."""
     gated: list[ModelGates] = field(default_factory=list)
@@ -130,14 +122,11 @@ class RoutingReport:
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
-
-        def named(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-            return {JSON_KEYS.get(name, name): value for name, value in fields}
-
-        return {
-            "models": [asdict(m, dict_factory=named) | {"verdicts": verdicts(m)} for m in self.models],
-            "gates": [asdict(m) | {"findings": m.findings} for m in self.gated],
-        }
+        models = []
+        for model in self.models:
+            facts = asdict(model, dict_factory=lambda items: {JSON_KEYS.get(name, name): v for name, v in items})
+            models.append(facts | {"verdicts": verdicts(model)})
+        return {"models": models, "gates": [asdict(m) | {"findings": m.findings} for m in self.gated]}
 
 
 def percent(share: float | None) -> str:
@@ -170,10 +159,9 @@ def verdicts(model: ModelRoutes) -> list[str]:
                 f"{percent(tally.accuracy)} of {tally.decisions:,} decisions are for the path of the text's domain "
                 f"({percent(tally.accuracy_by_chance)} by chance)"
             )
-        best = tally.most_informative
-        if best is not None and not any(layer.entropy for layer in tally.read):
+        if (best := tally.most_informative) and not any(layer.entropy for layer in tally.read):
             clauses.append("every layer does the same with every token, which says nothing about the text")
-        elif best is not None:
+        elif best:
             subject = f"{best.layer} tells" if len(tally.read) == 1 else f"{best.layer} tells most,"
             # The p-value is corrected for the number of layers (Bonferroni).
             if (best.p_value or 0.0) * len(tally.read) > 0.05:
@@ -192,7 +180,6 @@ def verdicts(model: ModelRoutes) -> list[str]:
 
 
 def capital(text: str) -> str:
-    """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -211,11 +198,10 @@ def degenerate(layer: Layer, load: dict[str, float], paths: Sequence[str], domai
         return []  # there is no other path to be closest to
     only = f" (and all texts are '{domains[0]}')" if len(domains) == 1 else ""
     few = listed([f"'{name}'" for name in largest])
-    if layer.top_k > 1:
-        return [f"{layer.name} gives {percent(share)} of its picks to {few}{only}"]
-    if layer.read_by != "cosine":
-        return [f"{layer.name} sends {percent(share)} of tokens to {few}{only}"]
-    return [f"{layer.name} is closest to {few} at {percent(share)} of tokens{only}"]
+    if layer.top_k == 1 and layer.read_by == "cosine":
+        return [f"{layer.name} is closest to {few} at {percent(share)} of tokens{only}"]
+    sent = f"gives {percent(share)} of its picks" if layer.top_k > 1 else f"sends {percent(share)} of tokens"
+    return [f"{layer.name} {sent} to {few}{only}"]
 
 
 def load_chart(result: RoutingReport) -> HeatMaps:
@@ -241,14 +227,10 @@ def share_chart(result: RoutingReport) -> StackedShares:
 
     Where a token takes one choice, the weight is how often it is taken.
     """
-    panels = {
-        model.name: {
-            (layer.label, domain): shares
-            for layer, one in model.read()
-            for domain, shares in one.weight_by_domain.items()
-        }
-        for model in result.models
-    }
+    panels: dict[str, dict[tuple[str, str], dict[str, float]]] = {}
+    for model in result.models:
+        of_layers = ((layer.label, one.weight_by_domain.items()) for layer, one in model.read())
+        panels[model.name] = {(label, domain): shares for label, weights in of_layers for domain, shares in weights}
     return StackedShares(panels, result.choices, result.no_paths)
 
 
@@ -259,11 +241,8 @@ def information_chart(result: RoutingReport) -> Bars | None:
         for layer, one in model.read():
             if one.information is not None:
                 bits.setdefault(layer.label, {})[model.name] = one.information
-    if not bits:
-        return None
-    label = f"bits about the domain, from {result.models[0].tallies[-1].what}"
-    single = len(result.models) == 1
-    return Bars({at: next(iter(v.values())) for at, v in bits.items()} if single else bits, label)
+    single = {at: next(iter(values.values())) for at, values in bits.items()} if len(result.models) == 1 else None
+    return Bars(single or bits, f"bits about the domain, from {result.models[0].tallies[-1].what}") if bits else None
 
 
 def gate_table(model: ModelGates) -> Table:

@@ -58,19 +58,16 @@ def open_readable(models: Names, paths: Sequence[str] | None, without: Sequence[
     """
     found = open_models(models, paths=paths, without=without)
     all_named = len(found) == (1 if isinstance(models, (str, Path)) else len(models))
-    opened: list[OpenedModel] = []
-    left_out: list[tuple[OpenedModel, BraidError]] = []
+    opened = [model for model in found if is_gated(model) or is_routed(model)]
+    for model in opened:
+        model.check()
     for model in found:
-        where = str(model.folder)
-        if is_gated(model) or is_routed(model):
-            model.check()
-            opened.append(model)
-        elif isinstance(model, OpenedBraid):
-            left_out.append((model, no_choices(where)))
-        else:
+        if model in opened:
+            continue
+        problem = no_choices(str(model.folder))
+        if not isinstance(model, OpenedBraid):
             todo = "`braid edit gate MODEL --out DIR` adds some."
-            left_out.append((model, BraidError("this decoder has no gates to look at", where, todo)))
-    for model, problem in left_out:
+            problem = BraidError("this decoder has no gates to look at", str(model.folder), todo)
         if all_named or not opened:
             raise problem
         warn(f"{model.name} is left out: {problem.what}")
@@ -101,25 +98,9 @@ def _routes(opened: OpenedModel, model: Any, texts: Texts, right: dict[str, str 
     with progress(f"routes of {opened.name}", texts.tokens, "tokens") as advance:
         choices = collect_choices(model, layers, texts.all, batch, advance)
     inactive = {name for layer in layers if layer.of_paths for name in layer.inactive}
-    paths = list(paths_of(opened))
+    paths, tokenizer = list(paths_of(opened)), opened.tokenizer
     active = [name for name in paths if name not in inactive]
     result = ModelRoutes(opened.name, str(opened.folder), paths, active, right, layers)
-    _describe(result, texts, choices, opened.tokenizer)
-    return result
-
-
-def _gates(opened: OpenedModel, model: Any, texts: Texts) -> ModelGates:
-    """Run one model over its texts and describe what its gates did."""
-    with progress(f"gates of {opened.name}", texts.tokens, "tokens") as advance:
-        ids, domains = [text.ids for text in texts.all], [text.domain for text in texts.all]
-        layers = measure_gates(model, ids, domains, advance)
-    kind = next(iter(gates_of(model).values())).choice.kind
-    return ModelGates(opened.name, str(opened.folder), kind, texts.tokens, layers)
-
-
-def _describe(result: ModelRoutes, texts: Texts, choices: list[TokenChoices], tokenizer: BraidTokenizer) -> None:
-    """Add everything the report says about a model."""
-    layers, right = result.layers, result.domains
     of_prompts, of_data = choices[: len(texts.prompts)], choices[len(texts.prompts) :]
     for text, own in zip(texts.prompts, of_prompts, strict=True):
         view = _view(tokenizer, text.ids, own, layers)
@@ -144,6 +125,16 @@ def _describe(result: ModelRoutes, texts: Texts, choices: list[TokenChoices], to
         shown = [[tokenizer.decode([token]) for token in tokens] for tokens in typical]
         result.typical.append(dict(zip(layer.choices, shown, strict=True)) if layer.read_by else None)
     _remark(result, choices, list(dict.fromkeys(text.domain for text in texts.all if text.domain)))
+    return result
+
+
+def _gates(opened: OpenedModel, model: Any, texts: Texts) -> ModelGates:
+    """Run one model over its texts and describe what its gates did."""
+    with progress(f"gates of {opened.name}", texts.tokens, "tokens") as advance:
+        ids, domains = [text.ids for text in texts.all], [text.domain for text in texts.all]
+        layers = measure_gates(model, ids, domains, advance)
+    kind = next(iter(gates_of(model).values())).choice.kind
+    return ModelGates(opened.name, str(opened.folder), kind, texts.tokens, layers)
 
 
 def _remark(result: ModelRoutes, choices: Sequence[TokenChoices], domains: list[str]) -> None:
@@ -172,24 +163,18 @@ def _remark(result: ModelRoutes, choices: Sequence[TokenChoices], domains: list[
 
 
 def _shares(layers: Sequence[Layer], choices: Sequence[TokenChoices]) -> list[dict[str, float] | None]:
-    """For each layer, over all tokens of some texts."""
-    return [
-        named_shares(counts_of(np.concatenate([one.main_LT[n] for one in choices]), len(layer.choices)), layer.choices)
-        if layer.read_by
-        else None
-        for n, layer in enumerate(layers)
-    ]
+    """For each layer the share of each choice, over all tokens of some texts."""
+    main_LT = np.concatenate([one.main_LT for one in choices], axis=-1)
+    counts = [counts_of(row, len(layer.choices)) for row, layer in zip(main_LT, layers, strict=True)]
+    return [named_shares(c, one.choices) if one.read_by else None for c, one in zip(counts, layers, strict=True)]
 
 
 def _view(tokenizer: BraidTokenizer, ids: Sequence[int], choices: TokenChoices, layers: Sequence[Layer]) -> TokenView:
     pieces = token_texts(tokenizer, ids)
     served: list[list[dict[str, float]] | None] = []
-    for index, layer in enumerate(layers):
-        pairs = zip(choices.chosen_LKT[index].T, choices.weights_LKT[index].T, strict=True)
-        by_token = [
-            {layer.choices[n]: float(weight) for n, weight in zip(*pair, strict=True) if n != NO_CHOICE}
-            for pair in pairs
-        ]
+    for layer, taken, weights in zip(layers, choices.chosen_LKT, choices.weights_LKT, strict=True):
+        pairs = (zip(*each, strict=True) for each in zip(taken.T, weights.T, strict=True))
+        by_token = [{layer.choices[n]: float(weight) for n, weight in pair if n != NO_CHOICE} for pair in pairs]
         served.append(by_token if layer.read_by else None)
     chosen = [None if row is None else [next(iter(by), PASSED_BY) for by in row] for row in served]
     return TokenView(pieces, chosen, served)
@@ -236,7 +221,7 @@ def routes(
         source.check()
     if not loaded and not sources:
         raise BraidError("there is nothing to look at", todo="Give prompts or data.")
-    named = list(dict.fromkeys([*(one.domain for one in loaded if one.domain), *(source.name for source in sources)]))
+    named = list(dict.fromkeys(filter(None, [*(one.domain for one in loaded), *(source.name for source in sources)])))
     check_domains(path_of, named, list(dict.fromkeys(path for model in opened for path in paths_of(model))))
     right = [right_paths(named, paths_of(model), path_of, str(model.folder)) for model in opened]
     device = choose_device(device)

@@ -60,8 +60,7 @@ def routes_report(result: RoutingReport, back: str = "") -> Report:
             report.heading("Gates")
         add_gates(report, result.gated)
     if result.models:
-        report.heading("How this was read")
-        _method(report, result)
+        _method(report.heading("How this was read"), result)
     return report
 
 
@@ -76,32 +75,29 @@ def _gates_verdict(model: ModelGates) -> str:
 def _add_routes(report: Report, result: RoutingReport) -> None:
     paragraphs = []
     for model in result.models:
-        said = verdicts(model)[::-1] or [f"{_of_load(model)}The texts have no domains to judge choices by."]
+        least = _least_load(model)
+        load = "" if least is None else f"The least used choice of any layer has {percent(least)} of an even share. "
+        said = verdicts(model)[::-1] or [f"{load}The texts have no domains to judge choices by."]
         said += [" ".join(f"{finding}." for finding in model.findings)] if model.findings else []
         paragraphs += [f"{model.name}: {text}" if len(result.models) > 1 else text for text in said]
     report.verdict = _with_code("\n\n".join(paragraphs))
     _opening(report, result)
     what = result.models[0].tallies[-1].what
     report.heading("Layer by layer")
-    if result.most_choices > MANY:
+    caption = "The weight that routers give to each choice" if _top_k(result) else "How often each path is taken"
+    if many := result.most_choices > MANY:
         caption = "How often each choice is taken: a row for each layer, a column for each choice"
-        report.chart(load_chart(result), f"{caption}: {what}.", name="shares")
-    else:
-        caption = "The weight that routers give to each choice" if _top_k(result) else "How often each path is taken"
-        report.chart(share_chart(result), f"{caption}: {what}.", name="shares")
+    report.chart(load_chart(result) if many else share_chart(result), f"{caption}: {what}.", name="shares")
     if _top_k(result):
         _loads(report, result)
     if any(model.prompts for model in result.models):
-        report.heading("Prompt by prompt")
-        _grid(report, result)
+        _grid(report.heading("Prompt by prompt"), result)
     if (bits := information_chart(result)) is not None:
-        report.heading(f"Does the {'path' if _has_paths(result) else 'choice'} tell what the text is about?")
-        _information(report, result, bits)
+        choice = "path" if _has_paths(result) else "choice"
+        _information(report.heading(f"Does the {choice} tell what the text is about?"), result, bits)
     if not _has_paths(result):
-        report.heading("What each takes")
-        _typical(report, result)
-    report.heading("Token by token")
-    _token_views(report, result)
+        _typical(report.heading("What each takes"), result)
+    _token_views(report.heading("Token by token"), result)
 
 
 def _top_k(result: RoutingReport) -> bool:
@@ -157,18 +153,12 @@ def _least_load(model: ModelRoutes) -> float | None:
     return min(loads, default=None)
 
 
-def _of_load(model: ModelRoutes) -> str:
-    least = _least_load(model)
-    return "" if least is None else f"The least used choice of any layer has {percent(least)} of an even share. "
-
-
 def _active_choices(model: ModelRoutes, layer: Layer) -> list[str]:
     """The choices of a layer that can be taken, without combinations of paths."""
     return [name for name in layer.active if not layer.of_paths or name in model.paths]
 
 
 def _loads(report: Report, result: RoutingReport) -> None:
-    """The choices of each layer that are used most and least."""
     report.text(
         "Where a token takes several choices, load is a choice's share of all picks, and weight its share of the "
         "router's weights. The picture shows weights."
@@ -209,8 +199,7 @@ def _grid(report: Report, result: RoutingReport) -> None:
 
 
 def _choice(model: ModelRoutes, prompt: PromptRoutes, at: int, names: Mapping[str, str]) -> Mark | None:
-    chosen = prompt.chosen[at]
-    if chosen is None:
+    if (chosen := prompt.chosen[at]) is None:
         return None
     hint = f"{chosen}, {model.layers[at].name}"
     if prompt.path is None or chosen not in model.paths:
@@ -307,7 +296,6 @@ def _method(report: Report, result: RoutingReport) -> None:
 
 
 def _with_code(text: str) -> str:
-    """The addresses of joins as code."""
     return re.sub(r"\bstages\.[\w.]*\w", r"`\g<0>`", text)
 
 
@@ -357,7 +345,7 @@ def _add_layers(report: Report, model: ModelRoutes, choices: list[str]) -> None:
     tally = model.tallies[-1]
     top_k = any(layer.top_k > 1 for layer in model.layers)
     many = sum(len(name) + 2 for name in choices) > MAX_NAMES
-    rows: list[list[str]] = []
+    rows = []
     for layer, one in zip(model.layers, tally.layers, strict=True):
         name = layer.label if top_k else layer.name  # there are many columns
         if one is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from braidlm.core.decoding.generation import token_texts
 from braidlm.core.errors import BraidError
@@ -34,8 +35,6 @@ class TokenChange:
 
 @dataclass(frozen=True)
 class TextChange:
-    """A whole text."""
-
     tokens: list[TokenChange]
     bits_before: float | None
     """Bits per byte of the text, without its first token if nothing precedes it; None where nothing is predicted."""
@@ -68,7 +67,7 @@ def text_change(before_TV: Tensor, after_TV: Tensor, ids: Sequence[int], tokeniz
     targets = torch.tensor(list(ids[1:]), dtype=torch.long)
     parts = (both.split(ROWS) for both in (before_TV, after_TV, targets))
     for before, after, wanted in zip(*parts, strict=True):
-        sides = [_padded(side, size) for side in (before, after)]
+        sides = [pad(side, (0, size - side.shape[-1]), value=-torch.inf) for side in (before, after)]
         actual = [side.gather(-1, wanted[:, None]) for side in sides]
         ranks = [1 + (side > own).sum(-1) for side, own in zip(sides, actual, strict=True)]
         bits = [sum_ - float(own.double().sum()) / math.log(2) for sum_, own in zip(bits, actual, strict=True)]
@@ -84,7 +83,3 @@ def divergence(one: Tensor, other: Tensor) -> Tensor:
     middle = torch.logaddexp(one, other) - math.log(2)
     halves = [torch.where(side > -torch.inf, side.exp() * (side - middle), 0.0).sum(-1) for side in (one, other)]
     return ((halves[0] + halves[1]) / (2 * math.log(2))).clamp(0.0, 1.0)
-
-
-def _padded(side: Tensor, size: int) -> Tensor:
-    return torch.nn.functional.pad(side, (0, size - side.shape[-1]), value=-torch.inf)

@@ -19,8 +19,6 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 
 @dataclass(frozen=True)
 class Text:
-    """One prompt or document."""
-
     name: str
     domain: str | None
     ids: Sequence[int]
@@ -91,14 +89,12 @@ class DataSource:
                     for text in shard.format.documents(shard, ReadOptions()):
                         yield tokenizer.encode(text)
             except BraidError as error:
-                todo = (
-                    "Text that is not plainly read is packed first: `braid prepare SOURCE --tokenizer MODEL --out DIR`."
-                )
+                todo = "Text that is not plainly read is packed first: "
+                todo += "`braid prepare SOURCE --tokenizer MODEL --out DIR`."
                 raise BraidError(error.what, error.where, todo) from error
             return
         data = open_packed(self.path)
-        facts = data.manifest
-        if facts.tokenizer != tokenizer.fingerprint:
+        if data.manifest.tokenizer != tokenizer.fingerprint:
             differing = differences(tokenizer, load_tokenizer(data.tokenizer_folder))
             what = f"this data set was packed with another tokenizer than the model's: {'; '.join(differing)}"
             todo = "Give the text itself, or pack it again with `braid prepare SOURCE --tokenizer MODEL --out DIR`."
@@ -106,7 +102,7 @@ class DataSource:
         share = Subset() if self.held_out is None else Subset(1.0 - self.held_out, 1.0)
         for number in stream_of(data, share).chosen:
             ids = data.tokens[data.document_starts[number] : data.document_starts[number + 1]].tolist()
-            yield ids[:-1] if ids and ids[-1] == facts.eos_id else ids
+            yield ids[:-1] if ids and ids[-1] == data.manifest.eos_id else ids
 
 
 def prompt_texts(prompts: Sequence[Prompt], tokenizer: BraidTokenizer, context: int | None, where: str) -> list[Text]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.inspection.gates import gate_passes
@@ -81,20 +80,14 @@ def _shares(model: BraidForCausalLM, ids: Sequence[int]) -> LayerRouting:
     for window in torch.tensor(ids, device=model.device).split(model.config.max_position_embeddings):
         read = model.run(window[None])
         active = head.log_weights(read.hidden, **read.read).exp().float()
-        rows.append(_of_all(head, active.expand(1, len(window), -1)[0]))
+        rows.append(active.new_zeros(len(window), len(head.names)))  # members that are switched off have no share
+        rows[-1][:, head.active] = active.expand(1, len(window), -1)[0]
     shares_TN = torch.cat(rows)
     # The stable order of equal shares is that of the members.
     order = shares_TN.argsort(dim=-1, descending=True, stable=True).tolist()
     top = 1 if head.weighs_tokens else len(head.active)
     weights = [[round(share, DIGITS) for share in row] for row in shares_TN.tolist()]
     return LayerRouting("head", "head", "members", list(head.names), weights, [row[:top] for row in order])
-
-
-def _of_all(head: AverageHead, active_TN: Tensor) -> Tensor:
-    """The shares of the active members among those of all; the others have none."""
-    shares = active_TN.new_zeros(len(active_TN), len(head.names))
-    shares[:, head.active] = active_TN
-    return shares
 
 
 def _gates(model: Any, ids: Sequence[int]) -> list[LayerRouting]:
@@ -105,14 +98,8 @@ def _gates(model: Any, ids: Sequence[int]) -> list[LayerRouting]:
     for _, _, mask, layers in gate_passes(model, [ids]):
         for number, layer in layers.items():
             shares.setdefault(number, []).extend(layer.share[mask.bool().to(layer.plain.device)].tolist())
-    return [
-        LayerRouting(
-            f"gate.{number}",
-            gate_name(number),
-            "gates",
-            ["gate"],
-            [[round(share, DIGITS)] for share in of_tokens],
-            [[0] if share else [] for share in of_tokens],
-        )
-        for number, of_tokens in shares.items()
-    ]
+    routings = []
+    for number, of_tokens in shares.items():
+        weights, chosen = [[round(share, DIGITS)] for share in of_tokens], [[0] if share else [] for share in of_tokens]
+        routings.append(LayerRouting(f"gate.{number}", gate_name(number), "gates", ["gate"], weights, chosen))
+    return routings

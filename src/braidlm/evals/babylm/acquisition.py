@@ -113,7 +113,6 @@ class Acquisition:
         return scorer.build_trees(requests), too_long(requests, scorer.context)
 
     def _by_word(self, values: Sequence[float] | np.ndarray) -> list[np.ndarray]:
-        """The values of each word's contexts."""
         return np.split(np.asarray(values), np.cumsum([len(contexts) for contexts in self.contexts.values()])[:-1])
 
 

@@ -68,7 +68,6 @@ class Average:
     label: str
     note: str
     scores: dict[str, float]
-    """The average of each model."""
 
 
 def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = None) -> dict[str, Any]:

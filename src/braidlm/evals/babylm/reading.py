@@ -78,8 +78,6 @@ def word_requests(tokenizer: BraidTokenizer, words: Sequence[tuple[str, str]]) -
 
 @dataclass
 class ReadingTimes(TaskItems[Word]):
-    """All words, read and checked."""
-
     table: Table
     sentences: np.ndarray
     """[words] the sentence of each."""

@@ -92,7 +92,6 @@ class EncodedTexts:
     """Texts as tokens, padded on the right, on the device."""
 
     ids: Tensor
-    """[texts, max length]."""
     lengths: np.ndarray
     """[texts] tokens without padding, at least one."""
     last_positions: Tensor

@@ -42,8 +42,6 @@ TSV = Files("train.tsv", "dev.tsv")
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set."""
-
     task: str
     """Its name in the challenge after that of its collection, `glue_` or `superglue_`."""
     description: str

@@ -84,7 +84,6 @@ class LabelledTask:
     def result(
         self, task: str, hyperparameters: Hyperparameters, seeds: list[int], tuned: list[FineTunedModel]
     ) -> TaskResult:
-        """The result over all seeds."""
         metric, labels, classes = self.data_set.metric, self.valid.labels, self.data_set.classes
         metrics = [all_metrics(one.answers, labels, classes) for one in tuned]
         scores = [values[metric] for values in metrics]

@@ -90,8 +90,7 @@ def hyperparameters_for(data_set: str, settings: Settings) -> Hyperparameters:
 
 def seeds_for(settings: Settings) -> list[int]:
     """As many seeds as the settings say."""
-    more = range(SEEDS[-1] + 1, SEEDS[-1] + 1 + max(0, settings.seeds - len(SEEDS)))
-    return [*SEEDS, *more][: settings.seeds]
+    return [*SEEDS, *range(SEEDS[-1] + 1, SEEDS[-1] + 1 + settings.seeds)][: settings.seeds]
 
 
 SORTED_TOGETHER = 50
@@ -139,17 +138,14 @@ class TrainingStep:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.rate = torch.zeros((), device=device)
         rate = self.rate if self.on_gpu else hyperparameters.learning_rate
-        decay = hyperparameters.weight_decay
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=rate, weight_decay=decay, fused=True, capturable=self.on_gpu
-        )
+        options: dict[str, Any] = {"weight_decay": hyperparameters.weight_decay, "capturable": self.on_gpu}
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, fused=True, **options)
         self.loss = torch.zeros((), device=device)
         """The sum of all steps' losses since it was last set to zero."""
         self.graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, list[Tensor]] | None] = {}
         """CUDA graphs of a step, and the batch that they read, by shape; None where a shape was seen once."""
 
     def __call__(self, ids: Tensor, last_positions: Tensor, labels: Tensor, rate: float) -> None:
-        """Train on one batch."""
         if self.on_gpu:
             self.rate.fill_(rate)
         else:

@@ -42,8 +42,6 @@ class Problem:
 
 @dataclass
 class CodeProblems(TaskItems[Problem]):
-    """The problems of a task, read and checked."""
-
     def check(self, settings: Settings) -> None:
         """Refuse settings that would fail later, before any model runs."""
         if not settings.allow_code_execution:

@@ -44,8 +44,6 @@ DEFAULT_WINDOW = 1024
 
 
 class EncodedDocument(NamedTuple):
-    """The tokens of a document."""
-
     tokens: list[int]
     prompt: int
     """How many of the first are read and not scored."""
@@ -130,8 +128,6 @@ DocumentStream = TextDocuments | PackedDocuments
 
 @dataclass
 class HeldOutText:
-    """Some streams of documents."""
-
     streams: Sequence[DocumentStream]
     sha256: str
     max_tokens: int | None = None

@@ -129,8 +129,10 @@ class RankedOptions(TaskItems[Item]):
         result.notes["ties"] = sum(int(np.sum(sums[list(group)] == sums[group.start]) > 1) for group in groups)
         result.items["chosen"] = chosen
         if all(len(item.kinds) == len(KINDS) for item in self.items):
-            for at, kind in enumerate(KINDS.values()):
-                result.by[kind] = percentages([item.kinds[at] for item in self.items], right)
+            values = zip(*(item.kinds for item in self.items), strict=True)
+            result.by.update(
+                {kind: percentages(each, right) for kind, each in zip(KINDS.values(), values, strict=True)}
+            )
         return result
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
@@ -175,22 +177,19 @@ class MultipleChoice(TaskItems[Item]):
         answers = np.array([question.answer for question in self.items])
         right = {name: np.array(options) == answers for name, options in chosen.items()}
         parts = percentages([question.of for question in self.items], right[self.headline])
+        chance = 100 * sum(1 / len(question.options) for question in self.items) / self.count  # of random guesses
+        if self.fixed_options:  # of always choosing the most frequent answer
+            chance = 100 * float(np.bincount(answers).max()) / self.count
         return accuracy(
             task,
             right[self.headline],
             metric(self.headline),
-            chance=self._chance(answers),
+            chance=chance,
             parts={} if list(parts) == [""] else parts,
             also={name: 100 * float(right[name].mean()) for name in MEASURES},
             notes=notes,
             items={"chosen": chosen[self.headline]},
         )
-
-    def _chance(self, answers: np.ndarray) -> float:
-        """The score of always choosing the most frequent answer where options are fixed, else of random guesses."""
-        if self.fixed_options:
-            return 100 * float(np.bincount(answers).max()) / self.count
-        return 100 * sum(1 / len(question.options) for question in self.items) / self.count
 
     @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, pauses: int) -> tuple[list[Request], PrefixTrees]:
@@ -275,9 +274,7 @@ def set_accuracy(
     split_of = {name: (splits or {}).get(name, "") for name in parts}
     sizes = Counter(split_of.values())
     weights = {name: 1 / (len(sizes) * sizes[split]) for name, split in split_of.items()}
-    guesses: dict[str, list[float]] = {}
-    for name, chance in zip(sets, chances, strict=True):
-        guesses.setdefault(name, []).append(chance)
+    chance = sum(weights[name] * guess / parts[name].count for name, guess in zip(sets, chances, strict=True))
     rates = {name: part.score / 100 for name, part in parts.items()}
     # The variance of a weighted mean: that of its parts, each times the square of its weight.
     variance = sum(weights[name] ** 2 * (rates[name] * (1 - rates[name]) / part.count) for name, part in parts.items())
@@ -287,7 +284,7 @@ def set_accuracy(
         score=sum(weights[name] * part.score for name, part in parts.items()),
         count=len(sets),
         standard_error=100 * math.sqrt(variance),
-        chance=round(100 * sum(weights[name] * float(np.mean(values)) for name, values in guesses.items()), 6),
+        chance=round(100 * chance, 6),
         parts=parts,
         notes={"sets": len(parts)},
         items={INFLUENCE: set_influences(100.0 * np.array(right, dtype=np.float64), sets, weights)},

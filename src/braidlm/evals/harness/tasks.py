@@ -56,7 +56,6 @@ class HarnessTask:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Its description, metric, licence and version."""
         import lm_eval
 
         task = next(iter(self.tasks.values()))
@@ -69,7 +68,6 @@ class HarnessTask:
         }
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
-        """Run the harness's evaluator."""
         from lm_eval import evaluator
 
         from braidlm.evals.harness.model import HarnessModel
@@ -109,9 +107,10 @@ class HarnessTask:
 def open_harness(name: str, folder: Path | str | None = None, shots: int | None = None) -> HarnessTask:
     """Load a task of the harness, its data and its requests; `folder` holds task files of your own."""
     where = f"{PREFIX}{name}"
-    manager = _manager_for(name, folder, where)
+    manager, state = _manager_for(name, folder, where), random.getstate()
+    random.seed(0)  # for tasks that use Python's random numbers
     try:
-        with silenced(), seeded():
+        with silenced():
             loaded = manager.load([name])
             for task in loaded["tasks"].values():  # examples and requests, as the harness's own command sets them up
                 default = task.get_config("num_fewshot")
@@ -127,11 +126,18 @@ def open_harness(name: str, folder: Path | str | None = None, shots: int | None 
             "Its data comes from the Hub. Offline, give a folder with a task file that reads local files "
             "(`dataset_path: json`): `--harness-tasks FOLDER`.",
         ) from error
-    for task in loaded["tasks"].values():
+    finally:
+        random.setstate(state)
+    digest = hashlib.sha256()
+    for task_name, task in sorted(loaded["tasks"].items()):
         if getattr(task, "UNSAFE_CODE", False):
             what = "this task of lm-evaluation-harness runs programs that the model writes, without a sandbox"
             raise BraidError(what, where, "Braid's own tasks run them in a sandbox: `braid list tasks`.")
-    return HarnessTask(name, loaded, _hash(loaded["tasks"]))
+        digest.update(f"{task_name} {task.VERSION}\n".encode())
+        for instance in task.instances:
+            request = [instance.request_type, list(instance.args), str(task.doc_to_target(instance.doc))]
+            digest.update(json.dumps(request, sort_keys=True, default=str).encode())
+    return HarnessTask(name, loaded, digest.hexdigest())
 
 
 def headline(metrics: list[str]) -> str:
@@ -157,17 +163,6 @@ def silenced() -> Iterator[Callable[[], contextlib.AbstractContextManager]]:
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield unsilenced
-
-
-@contextlib.contextmanager
-def seeded() -> Iterator[None]:
-    """Seed Python's random numbers for tasks that use them, and restore their state afterwards."""
-    state = random.getstate()
-    random.seed(0)
-    try:
-        yield
-    finally:
-        random.setstate(state)
 
 
 def _manager_for(name: str, folder: Path | str | None, where: str) -> Any:
@@ -196,16 +191,6 @@ def _manager(folder: str | None, defaults: bool) -> Any:
         return TaskManager(include_path=folder, include_defaults=defaults)
 
 
-def _hash(tasks: dict[str, Any]) -> str:
-    digest = hashlib.sha256()
-    for name, task in sorted(tasks.items()):
-        digest.update(f"{name} {task.VERSION}\n".encode())
-        for instance in task.instances:
-            request = [instance.request_type, list(instance.args), str(task.doc_to_target(instance.doc))]
-            digest.update(json.dumps(request, sort_keys=True, default=str).encode())
-    return digest.hexdigest()
-
-
 def _values(results: dict[str, Any]) -> Values:
     """The value and the standard error of each metric, in percent where `PERCENT` says so."""
     values: Values = {}
@@ -218,7 +203,7 @@ def _values(results: dict[str, Any]) -> Values:
 
 
 def _mean(each: list[Values]) -> Values:
-    """Over the tasks of a tag, for which the harness has no aggregate."""
+    """The means over the tasks of a tag, for which the harness has no aggregate."""
     if len(each) == 1:
         return each[0]
     shared = [key for key in each[0] if all(key in values for values in each)]

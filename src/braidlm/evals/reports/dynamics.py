@@ -16,15 +16,7 @@ import numpy as np
 
 from braidlm.core.report.report import Lines, Report, Table, listed
 from braidlm.evals.babylm.averages import averages
-from braidlm.evals.reports.scores import (
-    AMOUNTS,
-    add_method,
-    explanations,
-    run_table,
-    score_cell,
-    score_table,
-    sentence,
-)
+from braidlm.evals.reports.scores import AMOUNTS, add_method, explanations, run_table, score_cell, score_table, sentence
 from braidlm.evals.results import Evaluation, ModelResults
 
 SMOOTHING = 3
@@ -35,8 +27,6 @@ NOISE = 2.0
 
 @dataclass(frozen=True)
 class Dynamics:
-    """The learning dynamics of one run."""
-
     run: str
     unit: str
     """The unit of `amounts`: words, tokens or steps of training; `checkpoint` where folders do not say."""
@@ -163,9 +153,7 @@ def dynamics_report(evaluation: Evaluation) -> Report:
         report.facts(_key_figures(runs[0], evaluation))
     else:
         compared = compare_runs(evaluation.runs)
-        (highest, first), (next_highest, second), *_ = sorted(
-            ((max(run.mean), run.run) for run in compared), reverse=True
-        )
+        (highest, first), (next_highest, second), *_ = sorted(((max(r.mean), r.run) for r in compared), reverse=True)
         report.verdict = (
             f"Of {len(runs)} runs, {first} gets highest: its best checkpoint is {highest:+.2f} standard deviations "
             f"from the mean of all, on average over tasks; {second} gets to {next_highest:+.2f}.\n\n{report.verdict}"
@@ -188,8 +176,7 @@ def dynamics_report(evaluation: Evaluation) -> Report:
             f"{run.run}: deviation from the task mean",
             (run.amounts[run.best], f"best: {run.names[run.best]}"),
         )
-        levels = {"task mean": 0.0}
-        chart = Lines(lines, _label(run), DEVIATION, title, levels, log_x=_log_axis(run), mark=best)
+        chart = Lines(lines, _label(run), DEVIATION, title, {"task mean": 0.0}, log_x=_log_axis(run), mark=best)
         name = re.sub(r"[^\w.-]+", "-", run.run).strip("-.") or "run"
         report.chart(chart, f"`{run.run}`", name=f"deviation-{name}")
     report.heading("Scores")
@@ -262,12 +249,12 @@ def _add_tables(report: Report, run: Dynamics, evaluation: Evaluation) -> None:
 
 def _checkpoint_table(run: Dynamics, columns: list[str], body: list[list[str]], baselines: Sequence[str] = ()) -> Table:
     """A row for each checkpoint of a run, and the baselines below them."""
-    counts = run.unit != "checkpoint"
-    heads = [
-        [name, f"{amount:,.0f}"] if counts else [name] for name, amount in zip(run.names, run.amounts, strict=True)
-    ]
-    rows = [[*head, *cells] for head, cells in zip(heads, body, strict=True)]
+    amounts: list[list[str]] = [[] for _ in run.names]
+    units = [] if run.unit == "checkpoint" else [run.unit]
+    if units:
+        amounts = [[f"{amount:,.0f}"] for amount in run.amounts]
+    rows = [[name, *amount, *cells] for name, amount, cells in zip(run.names, amounts, body, strict=True)]
     if set(baselines) - {"–"}:
-        rows.append(["baseline", *([""] if counts else []), *baselines])
-    heading = ["checkpoint", *([run.unit] if counts else []), *columns]
+        rows.append(["baseline", *("" for _ in units), *baselines])
+    heading = ["checkpoint", *units, *columns]
     return Table(heading, rows, f"`{run.run}`. In colour the best checkpoint.", best=run.best)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from braidlm.core.report.report import Report, Strong, Table, listed
-from braidlm.evals.babylm.averages import Average, averages
+from braidlm.evals.babylm.averages import averages
 from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
 from braidlm.evals.scoring.requests import IN_WINDOWS, SHORTENED
 
@@ -84,16 +84,11 @@ def verdict(evaluation: Evaluation) -> str:
         by = f"by {difference} ± {error} over {found[task].next}"
         by = f" ({by if clear else f'{best} is ahead {by}'})" if len(found) <= FEW_PARTS else ""
         won.setdefault(best if clear else "", []).append(f"{task}{by}")
-    unclear = won.pop("", [])
-    sentences = [
-        f"{name} is clearly the best on {len(tasks)} of {len(found)} tasks: {listed(tasks)}."
-        for name, tasks in won.items()
-    ]
+    unclear, of = won.pop("", []), f" of {len(found)} tasks"
+    sentences = [f"{name} is clearly the best on {len(tasks)}{of}: {listed(tasks)}." for name, tasks in won.items()]
     if unclear:
-        which = (
-            "No model is clearly the best on" if won else f"No model of {len(evaluation.models)} is clearly the best on"
-        )
-        sentences.append(f"{which} {listed(unclear)}.")
+        which = "No model" if won else f"No model of {len(evaluation.models)}"
+        sentences.append(f"{which} is clearly the best on {listed(unclear)}.")
     return (
         f"{' '.join(sentences)}\n\nHow sure: clear is a difference of more than two standard errors, over the items of "
         "a task. How far another seed of the training would move a score is not in it."
@@ -103,10 +98,7 @@ def verdict(evaluation: Evaluation) -> str:
 def score_table(evaluation: Evaluation) -> Table:
     """Scores with standard errors, the baseline, where it is known, and averages, where a suite has some."""
     means, chances = averages(evaluation), _chances(evaluation)
-
-    def average_of(average: Average, model: ModelResults) -> str:
-        return f"{average.scores[model.name]:.2f}" if model.name in average.scores else "-"
-
+    of_models = {mean.label: {name: f"{score:.2f}" for name, score in mean.scores.items()} for mean in means}
     rows = []
     if not evaluation.runs:
         for task, chance in zip(evaluation.tasks, chances, strict=True):
@@ -115,20 +107,24 @@ def score_table(evaluation: Evaluation) -> Table:
             results = [model.tasks[task] for model in evaluation.models]
             if 1 < len(results[0].parts) <= FEW_PARTS:
                 for name, part in results[0].parts.items():
-                    shown = (_rounded(result.parts.get(name)) for result in results)
+                    parts = (result.parts.get(name) for result in results)
+                    shown = (f"{each.score:.{2 if abs(each.score) >= 10 else 4}f}" if each else "-" for each in parts)
                     rows.append([f"- {name}", f"{part.count:,}", "", *shown])
-        rows += [[mean.label, "", "", *(average_of(mean, model) for model in evaluation.models)] for mean in means]
-        return Table([*FIXED, *(model.name for model in evaluation.models)], rows, keep=len(FIXED))
+        models = [model.name for model in evaluation.models]
+        rows += [
+            [label, "", "", *(of_model.get(name, "-") for name in models)] for label, of_model in of_models.items()
+        ]
+        return Table([*FIXED, *models], rows, keep=len(FIXED))
     # The first unit in which the training of all checkpoints is known.
     units = [unit for unit in AMOUNTS if all(getattr(model, unit) for model in evaluation.models)][:1]
     for model in evaluation.models:
         trained = (f"{getattr(model, unit):,}" for unit in units)
         scores = (score_cell(evaluation, model, task) for task in evaluation.tasks)
-        rows.append([model.name, *trained, *scores, *(average_of(mean, model) for mean in means)])
+        rows.append([model.name, *trained, *scores, *(each.get(model.name, "-") for each in of_models.values())])
     if any(chances):
         rows.append(["baseline", *("" for _ in units), *(chance or "-" for chance in chances), *("" for _ in means)])
     tasks = (f"{name} ({_scored(evaluation, name):,})" for name in evaluation.tasks)
-    return Table(["model", *units, *tasks, *(mean.label for mean in means)], rows, keep=1 + len(units))
+    return Table(["model", *units, *tasks, *of_models], rows, keep=1 + len(units))
 
 
 def run_table(evaluation: Evaluation) -> Table:
@@ -169,10 +165,10 @@ def _too_long(evaluation: Evaluation, task: str) -> Iterator[str]:
 
 
 def task_table(evaluation: Evaluation) -> Table:
-    """What each task is."""
     rows = []
     for name, facts in evaluation.tasks.items():
-        settings = [f"{key} {_setting(value)}" for key, value in facts.get("settings", {}).items() if value is not None]
+        given = {key: value for key, value in facts.get("settings", {}).items() if value is not None}
+        settings = [f"{key} {', '.join(map(str, v)) if isinstance(v, list | tuple) else v}" for key, v in given.items()]
         with_settings = f" with {', '.join(settings)}" if settings else ""
         about = (
             f"{sentence(facts['description'])} Score: {facts['metric']}{with_settings}; {facts['count']:,} items in "
@@ -181,10 +177,6 @@ def task_table(evaluation: Evaluation) -> Table:
         )
         rows.append([f"`{name}`", about])
     return Table(["task", "what it is"], rows)
-
-
-def _setting(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def sentence(text: str) -> str:
@@ -272,12 +264,6 @@ def long_table(evaluation: Evaluation) -> Table:
     for run, results in evaluation.over_runs.items():
         add([None, run, *(None for _ in AMOUNTS)], results, "", ())
     return Table(["model", "run", *AMOUNTS, *CSV_COLUMNS], rows, name="results")
-
-
-def _rounded(part: Part | None) -> str:
-    if part is None:
-        return "-"
-    return f"{part.score:.2f}" if abs(part.score) >= 10 else f"{part.score:.4f}"
 
 
 def _scored(evaluation: Evaluation, task: str) -> int:

@@ -86,16 +86,12 @@ class Isolation:
 
 
 class Landlock(Isolation):
-    """Files are restricted by Landlock."""
-
     def restrict(self) -> None:
         super().restrict()
         kernel.restrict_files(self.job["readable"], [self.scratch], DEVICES)
 
 
 class Namespaces(Isolation):
-    """Separate namespaces and a separate root folder."""
-
     def enter(self) -> None:
         self.scratch = SCRATCH
         namespaces = kernel.NEW_PROCESSES | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_NAMES

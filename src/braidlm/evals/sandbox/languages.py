@@ -39,7 +39,6 @@ class TestedCode:
 
     @property
     def whole(self) -> str:
-        """Both as one source."""
         return f"{self.program}\n{self.tests}"
 
 
@@ -97,7 +96,6 @@ class Language:
         return "run in another process than the program, which cannot pretend to have passed"
 
     def test(self, code: TestedCode) -> Test:
-        """The test of a program."""
         proof = secrets.token_hex(16)
         return Test(self.make(code, self.paths, proof), proof, self.silent)
 

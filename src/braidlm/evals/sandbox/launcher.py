@@ -83,7 +83,6 @@ class Supervisor:
         return {"broken": broken, "steps": steps}
 
     def _supervise(self, step: dict[str, Any]) -> dict[str, Any]:
-        """Run one step."""
         printed = {self.out: bytearray(), self.err: bytearray()}
         amount, stopped, ended = 0, None, None
         next_poll = begun = time.monotonic()
@@ -167,7 +166,6 @@ class StepRunner:
         return {**report, "program": self._ended(program)}
 
     def _ended(self, process: int) -> dict[str, Any]:
-        """Wait for a process."""
         _, code, used = os.wait4(process, 0)
         return {"code": os.waitstatus_to_exitcode(code), "cpu": used.ru_utime + used.ru_stime}
 

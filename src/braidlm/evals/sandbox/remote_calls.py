@@ -37,7 +37,6 @@ class Channel:
         self._sink = os.fdopen(_TO_OTHER, "w", encoding="ascii", newline="\n")
 
     def send(self, message: Any) -> None:
-        """Send one message."""
         self._sink.write(json.dumps(message) + "\n")
         self._sink.flush()
 

@@ -40,8 +40,6 @@ ADDED_SECONDS = 60
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of one step."""
-
     seconds: int = 3
     """Seconds of processor time."""
     wall: float = 10.0
@@ -88,8 +86,6 @@ class Program:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a program."""
-
     reason: str
     """Why it failed; empty if every step exited with 0 within its limits."""
     out: str = ""

@@ -34,8 +34,6 @@ StopCondition = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Completion:
-    """The text generated after a prompt."""
-
     text: str
     stopped: str
     """Why: `finished` by the stop condition, at the `end` of text, or at the `limit` of tokens."""

@@ -25,9 +25,8 @@ class Batch:
     """Rows of one width, on the device."""
 
     tokens: Tensor
-    """[rows, time]."""
     positions: Tensor
-    """[rows, time]."""
+    """[rows, time], as tokens are."""
     subtree_ends: Tensor | None
     """[rows, time]; None where every row is one sequence of the same length."""
     predictors: Tensor

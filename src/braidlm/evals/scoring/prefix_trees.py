@@ -141,7 +141,6 @@ class _RowBuilder:
         """Nodes of the current row."""
 
     def begin(self) -> None:
-        """Start a new row."""
         self._close(0)
         self.begins.append((len(self.tokens), len(self.score_indices)))
         self.size = 0
@@ -167,7 +166,6 @@ class _RowBuilder:
         del self.branch[shared:]
 
     def build(self) -> list[TreeRow]:
-        """All rows as arrays."""
         self._close(0)
         of_nodes = [np.array(values, dtype=np.int64) for values in (self.tokens, self.positions, self.subtree_ends)]
         of_scores = [np.array(values, dtype=np.int64) for values in (self.predictors, self.targets, self.score_indices)]

@@ -145,7 +145,6 @@ class Scorer:
         return PrefixTrees(list(chain.from_iterable(windows)), self.share, parts=list(map(len, windows)))
 
     def score_trees(self, trees: PrefixTrees, advance: ProgressCallback | None = None, margins: bool = False) -> Scores:
-        """Run all rows."""
         import torch
 
         from braidlm.evals.scoring.forward import batch_of, full_float32, values_at

@@ -66,8 +66,6 @@ COMPS_SETS = {
 
 @TASKS.register("comps")
 class Comps(Task):
-    """All four sets."""
-
     description = "properties of concepts, and of made-up words that inherit them: the full evaluation of BabyLM 2025"
     size = "4 sets, 91,028 pairs"
     licence = "see the source (huggingface.co/datasets/kanishka/comps)"

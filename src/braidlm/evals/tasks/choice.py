@@ -38,7 +38,6 @@ class ChoiceTask(Task):
         return MultipleChoice(items, rows.sha256, self.headline, fixed_options=self.fixed_options)
 
     def rows(self, path: Path) -> Rows:
-        """Read the rows."""
         return question_rows(path, EXAMPLE)
 
     @abstractmethod

@@ -58,7 +58,6 @@ class HumanEval(_CodeTask):
         return CodeProblems([self.problem(row) for row in rows], rows.sha256)
 
     def problem(self, row: Row) -> Problem:
-        """One row as a problem."""
         fields = {key: row.text(key) for key in ("task_id", "prompt", "entry_point", "test")}
         is_finished = functools.partial(contains_any, stops=HUMANEVAL_STOPS)
         code = functools.partial(humaneval_code, fields)

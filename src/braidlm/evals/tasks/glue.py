@@ -13,8 +13,6 @@ ARCHIVE = " `curl -O https://dl.fbaipublicfiles.com/glue/data/{0}.zip && unzip {
 
 
 class FineTuningTask(Task):
-    """One of `DATA_SETS`."""
-
     data_set: DataSet
     uses = ("seeds", *(field.name for field in fields(Settings) if field.name.startswith("finetune")))
     version = 2  # members of an average are fine-tuned apart

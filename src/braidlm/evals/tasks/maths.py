@@ -56,7 +56,6 @@ class MathsProblems(TaskItems[Question]):
     """The beginning of the next question."""
     max_tokens: int
     is_right: Callable[[str, str], bool]
-    """Whether a solution has the answer."""
     examples: Sequence[tuple[str, str]] = ()
     also: dict[str, Callable[[str, str], bool]] = field(default_factory=dict)
     """Other rules to read the answer, by name."""

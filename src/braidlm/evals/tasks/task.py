@@ -29,8 +29,6 @@ fine-tuning, `bmlama` facts in several languages."""
 
 @dataclass(frozen=True)
 class HubSource:
-    """The data set of a task on the Hub."""
-
     name: str
     config: str | None = None
     splits: tuple[str, ...] = ("test",)
@@ -50,8 +48,6 @@ def expand(names: Sequence[str]) -> list[str]:
 
 
 class TaskRegistry(Registry):
-    """The tasks by name."""
-
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator that adds a task as `name`, with instructions to get its data."""
 

@@ -29,20 +29,17 @@ NAMES = {
     "valid": ("valid.txt", "validation.txt", "wiki.valid.tokens", "wiki.valid.raw", "validation.jsonl", "valid.jsonl"),
 }
 EXAMPLE = '{"page": " = Title = \\n\\n Text . \\n"}'
-SPELLINGS = (("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), *((f" {x} ", f"{x} ") for x in ":;.!?,"))
-"""Replaced first: separators in numbers, spaces before punctuation."""
-ENCLOSED = (
-    (r"\(\s*([^\)]*?)\s*\)", r"(\1)"),
-    (r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
-    (r"{\s*([^}]*?)\s*}", r"{\1}"),
-    (r"\"\s*([^\"]*?)\s*\"", r'"\1"'),
-    (r"'\s*([^']*?)\s*'", r"'\1'"),
-)
-"""Spaces inside brackets and quotes."""
-REST = (
+SPELLINGS = (
+    # Separators in numbers, spaces before punctuation,
+    *(("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (r" @\.@ ", "."), *((f" [{x}] ", f"{x} ") for x in ":;.!?,")),
+    # inside brackets and inside quotes,
+    *((r"\(\s*([^\)]*?)\s*\)", r"(\1)"), (r"\[\s*([^\]]*?)\s*\]", r"[\1]"), (r"{\s*([^}]*?)\s*}", r"{\1}")),
+    *((r"\"\s*([^\"]*?)\s*\"", r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'")),
+    # and the rest.
     *(("= = = =", "===="), ("= = =", "==="), ("= =", "==")),
     *((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")),
 )
+"""Replaced one after another."""
 
 
 @dataclass
@@ -78,6 +75,13 @@ class WikiPages:
         return PrefixTrees(requests, share=False), [len(ids) for ids in encoded]
 
 
+def pages_in(file: TextFile) -> list[str]:
+    """The pages of a file, JSONL with a page in each row or one of WikiText's own."""
+    if file.name.endswith(".jsonl"):
+        return [row.text("page") for row in rows_of([file], file.where, EXAMPLE)]
+    return pages_of(file.text)
+
+
 def pages_of(text: str) -> list[str]:
     """A file of WikiText in pages, which begin with a heading of the first level (` = Title = `)."""
     pages: list[list[str]] = [[]]
@@ -90,21 +94,10 @@ def pages_of(text: str) -> list[str]:
     return [page for page in texts if page.strip()]
 
 
-def pages_in(file: TextFile) -> list[str]:
-    """The pages of a file, JSONL with a page in each row or one of WikiText's own."""
-    if file.name.endswith(".jsonl"):
-        return [row.text("page") for row in rows_of([file], file.where, EXAMPLE)]
-    return pages_of(file.text)
-
-
 def detokenized(page: str) -> str:
     """The text of a page without the marks and spaces of WikiText's tokenization."""
-    for old, new in SPELLINGS:
-        page = page.replace(old, new)
-    for pattern, replacement in ENCLOSED:
+    for pattern, replacement in SPELLINGS:
         page = re.sub(pattern, replacement, page)
-    for old, new in REST:
-        page = page.replace(old, new)
     return page
 
 
@@ -149,7 +142,7 @@ class BitsPerByte(Task):
     uses = ("field", "joiner", "answer", "template", "separator", "held_out", "half", "max_tokens", "window")
     version = 2
 
-    open = staticmethod(read_text)
-
-    def open_with(self, path: Path, settings: Settings) -> HeldOutText:
+    def open(self, path: Path, settings: Settings | None = None) -> HeldOutText:
         return read_text(path, settings)
+
+    open_with = open
