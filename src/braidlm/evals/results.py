@@ -109,9 +109,8 @@ class Evaluation:
         return runs
 
     def of(self, name: str) -> ModelResults:
-        for model in self.models:
-            if model.name == name:
-                return model
+        if found := [model for model in self.models if model.name == name]:
+            return found[0]
         raise BraidError(f"no model '{name}' was evaluated")
 
     def _repr_html_(self) -> str:

@@ -240,14 +240,10 @@ def predictions(tokens: Sequence[NextToken]) -> str:
 def next_rows(texts: Mapping[str, Continuation]) -> list[list[str | None]]:
     """The next tokens that any model predicts, the most probable first: their probability by each model, if known."""
     by_model = [{token.text: token.probability for token in text.next} for text in texts.values()]
-    best: dict[str, float] = {}
-    for known in by_model:
-        for token, probability in known.items():
-            best[token] = max(probability, best.get(token, 0.0))
-    return [
-        [_shown(token), *(_percent(known[token]) if token in known else None for known in by_model)]
-        for token in sorted(best, key=lambda token: -best[token])
-    ]
+    tokens = dict.fromkeys(token for known in by_model for token in known)
+    ranked = sorted(tokens, key=lambda token: -max(known.get(token, 0.0) for known in by_model))
+    cells = [[_percent(known[token]) if token in known else None for known in by_model] for token in ranked]
+    return [[_shown(token), *row] for token, row in zip(ranked, cells, strict=True)]
 
 
 def _shown(token: str) -> str:
@@ -284,13 +280,13 @@ def study_report(study: PromptStudy) -> Report:
 
 def _data_table(study: PromptStudy) -> Table:
     """Two columns for each of the most probable next tokens."""
-    max_next = max((len(text.next) for _, texts in study.blocks() for text in texts.values()), default=0)
+    every = [(prompt, name, text) for prompt, texts in study.blocks() for name, text in texts.items()]
     columns = ["prompt", "domain", "model", "continuation", "tokens", "stopped"]
-    columns += [f"{what}_{rank + 1}" for rank in range(max_next) for what in ("next", "probability")]
+    ranks = range(1, 1 + max((len(text.next) for _, _, text in every), default=0))
+    columns += [f"{what}_{rank}" for rank in ranks for what in ("next", "probability")]
     rows = []
-    for prompt, texts in study.blocks():
-        for name, text in texts.items():
-            following = [value for token in text.next for value in (token.text, f"{token.probability:.6f}")]
-            row = [prompt.text, prompt.domain, name, text.text, text.tokens, text.stopped, *following]
-            rows.append(row + [None] * (len(columns) - len(row)))
+    for prompt, name, text in every:
+        following = [value for token in text.next for value in (token.text, f"{token.probability:.6f}")]
+        row = [prompt.text, prompt.domain, name, text.text, text.tokens, text.stopped, *following]
+        rows.append(row + [None] * (len(columns) - len(row)))
     return Table(columns, rows, name="study")

@@ -79,14 +79,11 @@ class Layer:
 def routing_modules(model: nn.Module) -> list[RoutingModule]:
     """All modules that choose, in the order of the model's stages."""
     return [
-        module
-        for module in model.modules()
-        if isinstance(module, TopKRouter) or (isinstance(module, Join) and not isinstance(module, Routed))
+        m for m in model.modules() if isinstance(m, TopKRouter) or (isinstance(m, Join) and not isinstance(m, Routed))
     ]
 
 
 def no_choices(where: str | None = None) -> BraidError:
-    """The error for a model that chooses nothing."""
     what = "this model has no parallel stage and no experts; there is nothing to choose between"
     todo = "Give a model with some: `braid compose A B --out M`, or a recipe with a `parallel` stage or experts."
     return BraidError(what, where, todo)

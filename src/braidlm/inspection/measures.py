@@ -70,8 +70,8 @@ def accuracy_by_chance(joint_DN: np.ndarray, right_D: Sequence[int | None]) -> f
 
 
 def _judged(joint_DN: np.ndarray, right_D: Sequence[int | None]) -> tuple[np.ndarray, list[int]]:
-    kept = [(row, right) for row, right in zip(np.asarray(joint_DN, float), right_D, strict=True) if right is not None]
-    return np.array([row for row, _ in kept]), [right for _, right in kept]
+    judged = np.array([right is not None for right in right_D], dtype=bool)
+    return np.asarray(joint_DN, float)[judged], [right for right in right_D if right is not None]
 
 
 @dataclass
@@ -204,8 +204,8 @@ def _tally_layer(
     layer_tally.accuracy = accuracy(joint_DN, targets)
     layer_tally.accuracy_by_chance = accuracy_by_chance(joint_DN, targets)
     if len(domains) > 1:
-        known = [(domains.index(group), row) for group, row in zip(groups, counts_TN, strict=True) if group in domains]
-        by_chance = information_by_chance(np.array([r for _, r in known]), [d for d, _ in known])
+        known = [at for at, group in enumerate(groups) if group != NO_DOMAIN]
+        by_chance = information_by_chance(counts_TN[known], [domains.index(groups[at]) for at in known])
         layer_tally.information = mutual_information(joint_DN)
         layer_tally.information_by_chance = float(by_chance.mean())
         layer_tally.p_value = p_value(layer_tally.information, by_chance)

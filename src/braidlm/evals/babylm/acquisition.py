@@ -71,10 +71,8 @@ class Acquisition:
         ages = {}
         for word, *surprisals in zip(self.contexts, *by_word, strict=True):
             child = child_age(np.array(AGES), self.children[word]) if word in self.children else None
-            if child is None:
-                continue
-            model = model_age(np.repeat(amounts, len(surprisals[0])), np.concatenate(surprisals))
-            if model is not None:
+            points = np.repeat(amounts, len(surprisals[0])), np.concatenate(surprisals)
+            if child is not None and (model := model_age(*points)) is not None:
                 ages[word] = (model, child)
         enough = len(ages) >= MIN_WORDS
         correlation = pearson(*np.array(list(ages.values())).T) if enough else 0.0
@@ -96,14 +94,13 @@ class Acquisition:
 
     def records(self, task: str, checkpoints: Sequence[ModelResults]) -> list[dict[str, Any]]:
         """Surprisals as the BabyLM pipeline writes them, a record for each checkpoint, word and context."""
+        texts = [(word, *each) for word, contexts in self.contexts.items() for each in enumerate(contexts)]
         records = []
         for model in sorted(checkpoints, key=trained_words):
-            values = iter(model.tasks[task].items["surprisal"])
-            for word, contexts in self.contexts.items():
-                for index, context in enumerate(contexts):
-                    facts = {"step": Path(model.folder).name, "word_count": trained_words(model)}
-                    facts |= {"target_word": word, "context_id": index, "context": context}
-                    records.append({**facts, "surprisal": next(values)})
+            step = {"step": Path(model.folder).name, "word_count": trained_words(model)}
+            for (word, index, context), surprisal in zip(texts, model.tasks[task].items["surprisal"], strict=True):
+                facts = {"target_word": word, "context_id": index, "context": context}
+                records.append({**step, **facts, "surprisal": surprisal})
         return records
 
     @cached_per_tokenizer

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from braidlm.evals.statistics import check_scipy
-
 CHILD_THRESHOLD = 0.5
 """A word's age is where half of the children say it."""
 VOCABULARY = 300_000
@@ -41,8 +39,7 @@ def child_age(ages: np.ndarray, shares: np.ndarray) -> float | None:
         return None
     start = [1.0, 0.1, float(ages.mean()), 0.0]
     bounds = ([0, 0, ages[0], -0.5], [2.0, 1.0, ages[-1], 0.5])
-    check_scipy()
-    from scipy.optimize import curve_fit
+    from scipy.optimize import curve_fit  # `read_acquisition` has checked that it is here
 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # about curves that are flat or steps

@@ -89,13 +89,12 @@ def write_babylm_results(
             folders[name] = Path(out) / name
             _write_model(data_of, model, folders[name], written, ewok_text)
     for evaluation, data_of in opened:  # after all models, whose outdated predictions have been deleted by now
-        for run, results in evaluation.over_runs.items():
-            if AOA in results:
-                checkpoints = evaluation.runs[run]
-                count = len(checkpoints)
-                about = {"model_name": run, "use_bos_only": False, "total_steps": count, "completed_steps": count}
-                facts = {"metadata": about, "results": data_of(AOA).records(AOA, checkpoints)}
-                written.write(zero_shot(folders[run.replace("/", "-")], MAIN) / "AoA_word" / "surprisal.json", facts)
+        for run in (run for run, results in evaluation.over_runs.items() if AOA in results):
+            checkpoints = evaluation.runs[run]
+            about = {"model_name": run, "use_bos_only": False}
+            about |= dict.fromkeys(("total_steps", "completed_steps"), len(checkpoints))
+            facts = {"metadata": about, "results": data_of(AOA).records(AOA, checkpoints)}
+            written.write(zero_shot(folders[run.replace("/", "-")], MAIN) / "AoA_word" / "surprisal.json", facts)
     for name, folder in folders.items():
         collated = collate(folder)
         written.write(folder / COLLATED, collated)
@@ -174,9 +173,8 @@ def collate(folder: Path) -> dict[str, Any]:
         path = folder / MAIN / "finetune" / task / "predictions.json"
         collated["glue"] |= read_json(path) if path.is_file() else {}
     collated["fast_eval_results"] = {}
-    for scores in _checkpoints(folder).values():
-        for key, shares in scores.items():
-            collated["fast_eval_results"].setdefault(key, []).append(shares)
+    for key, shares in (item for scores in _checkpoints(folder).values() for item in scores.items()):
+        collated["fast_eval_results"].setdefault(key, []).append(shares)
     return collated
 
 

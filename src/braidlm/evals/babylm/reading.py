@@ -54,9 +54,7 @@ class Word:
 
 def word_requests(tokenizer: BraidTokenizer, words: Sequence[tuple[str, str]]) -> tuple[list[Request], np.ndarray]:
     """A request for every token of words given as (context, word), and [requests] the index of the token's word."""
-    texts: list[str] = []
-    targets: list[int] = []
-    owners: list[int] = []
+    texts, targets, owners = [], [], []
     encoded = tokenizer.encode_batch([word for _, word in words])
     for index, ((text, word), tokens) in enumerate(zip(words, encoded, strict=True)):
         if not tokens:
@@ -97,14 +95,13 @@ class ReadingTimes(TaskItems[Word]):
                 "eye tracking, words with their space": eye_tracking(spaced),
                 "self-paced, words with their space": self_paced(spaced),
             }
+        error = jackknife_error(table, self.sentences, lambda part: (eye_tracking(part) + self_paced(part)) / 2)
         return TaskResult(
             task=task,
             metric="gain in explained variance, % (mean of eye tracking and self-paced)",
             score=(eyes + paced) / 2,
             count=self.count,
-            standard_error=jackknife_error(
-                table, self.sentences, lambda part: (eye_tracking(part) + self_paced(part)) / 2
-            ),
+            standard_error=error,
             chance=0.0,
             parts={
                 "eye_tracking": Part(eyes, self.count),
@@ -141,12 +138,9 @@ class ReadingTimes(TaskItems[Word]):
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """Surprisals as the BabyLM pipeline writes them."""
-        items = enumerate(zip(result.items["surprisal"], result.items["before"], strict=True))
-        answers = [
-            {"id": at, "pred": value, "prev_pred": math.nan if before is None else before}
-            for at, (value, before) in items
-        ]
-        return {"reading": {"predictions": answers}}
+        known = [math.nan if before is None else before for before in result.items["before"]]
+        values = enumerate(zip(result.items["surprisal"], known, strict=True))
+        return {"reading": {"predictions": [{"id": n, "pred": v, "prev_pred": before} for n, (v, before) in values]}}
 
 
 def eye_tracking(table: Table) -> float:

@@ -213,9 +213,8 @@ def _label(data_set: DataSet, row: Row) -> float:
         except (TypeError, ValueError):
             number = math.nan
         if not 0 <= number <= MAX_LABEL:
-            raise row.error(
-                f"the label {shown} is not a number from 0 to {MAX_LABEL:g}, as those of {data_set.name} are"
-            )
+            wanted = f"a number from 0 to {MAX_LABEL:g}, as those of {data_set.name} are"
+            raise row.error(f"the label {shown} is not {wanted}")
         return number
     name = str(int(value)) if isinstance(value, bool) else str(value).strip()
     if isinstance(value, str) and name in data_set.labels:

@@ -1,6 +1,5 @@
 """A task that a model is fine-tuned for: its labelled examples, and the mean score over seeds."""
 
-import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import sha256_of
 from braidlm.core.models.adapters import check_peft
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.classifier import encode
@@ -30,6 +28,7 @@ from braidlm.evals.finetuning.loop import (
     seeds_for,
 )
 from braidlm.evals.results import TaskResult
+from braidlm.evals.rows import files_of, sha256_of_files
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.statistics import check_scipy
 
@@ -124,5 +123,4 @@ def read_labelled(data_set: DataSet, path: Path) -> LabelledTask:
     if data_set.labels is not None and len(set(train.labels.tolist())) < 2:
         only = data_set.labels[int(train.labels[0])]
         raise BraidError(f"every example has the label '{only}': there is nothing to learn", str(paths[0]))
-    digest = hashlib.sha256("".join(f"{file.name} {sha256_of(file)}\n" for file in paths).encode())
-    return LabelledTask(data_set, train, valid, digest.hexdigest())
+    return LabelledTask(data_set, train, valid, sha256_of_files([file for path in paths for file in files_of(path)]))

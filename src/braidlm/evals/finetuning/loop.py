@@ -60,24 +60,9 @@ class Hyperparameters:
 
 
 FULL = Hyperparameters()
-FULL_FOR = {
-    "boolq": replace(FULL, batch_size=16),
-    "multirc": replace(FULL, batch_size=16),
-    "wsc": replace(FULL, epochs=30),
-}
+FULL_FOR = {**dict.fromkeys(("boolq", "multirc"), replace(FULL, batch_size=16)), "wsc": replace(FULL, epochs=30)}
 """The pipeline's exceptions."""
-LORA = Hyperparameters(
-    method="lora",
-    learning_rate=1e-3,
-    batch_size=64,
-    epochs=32,
-    length=128,
-    patience=5,
-    schedule="linear",
-    warmup=0.0,
-    final=0.0,
-    weight_decay=0.1,
-)
+LORA = Hyperparameters("lora", 1e-3, 64, 32, 128, 5, "linear", warmup=0.0, final=0.0, weight_decay=0.1)
 
 
 def hyperparameters_for(data_set: str, settings: Settings) -> Hyperparameters:

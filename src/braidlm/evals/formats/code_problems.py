@@ -104,16 +104,14 @@ def _failures(
 ) -> list[list[str]]:
     """Why each sample of each problem failed; empty where it passed. Equal programs are run once."""
     sources = [
-        (problem.language, problem.code(completion.text))
+        [(problem.language, problem.code(completion.text)) for completion in samples]
         for problem, samples in zip(problems, completions, strict=True)
-        for completion in samples
     ]
-    distinct = list(dict.fromkeys(sources))
+    distinct = list(dict.fromkeys(source for samples in sources for source in samples))
     tests = [environment.languages[language].test(code) for language, code in distinct]
     outcomes = environment.sandbox.run_all([test.program for test in tests])
     failure = {key: test.failure(out) for key, test, out in zip(distinct, tests, outcomes, strict=True)}
-    in_order = map(failure.__getitem__, sources)
-    return [[next(in_order) for _ in samples] for samples in completions]
+    return [[failure[source] for source in samples] for samples in sources]
 
 
 def _result(

@@ -154,10 +154,7 @@ class HeldOutText:
     ) -> tuple[PrefixTrees, list[np.ndarray], np.ndarray, list[str]]:
         """A window per tree; for each document which tokens (EOS included) count, its bytes, its file or data set."""
         eos = begin_id(tokenizer) if tokenizer.eos_id is None else tokenizer.eos_id
-        requests: list[Request] = []
-        sizes: list[np.ndarray] = []
-        scored: list[np.ndarray] = []
-        parts: list[str] = []
+        requests, sizes, scored, parts = [], [], [], []
         for stream in self.streams:
             documents = stream.encode(tokenizer, eos)
             bounds = np.cumsum([0, *(len(document.tokens) for document in documents)])
@@ -204,8 +201,7 @@ def _text_stream(path: Path, settings: Settings) -> tuple[TextDocuments, list[Pa
     plan = plan_shards([path], reading)
     check_answers(plan, reading)
     root = (path if path.is_dir() else path.parent).absolute()
-    documents: list[Piece] = []
-    parts: list[str] = []
+    documents, parts = [], []
     for shard in plan.shards:
         for texts, prompt in by_document(shard.format.pieces(shard, reading)):
             if (text := "".join(texts)).strip():

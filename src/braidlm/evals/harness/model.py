@@ -73,10 +73,8 @@ class HarnessModel(TemplateLM):
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         scorer = self.evaluated.scorer
-        contexts = [context or [self.prefix_token_id] for _, context, _ in requests]
-        token_requests = [
-            Request([*before, *after], len(before)) for before, (_, _, after) in zip(contexts, requests, strict=True)
-        ]
+        pairs = [(context or [self.prefix_token_id], after) for _, context, after in requests]
+        token_requests = [Request([*before, *after], len(before)) for before, after in pairs]
         self.too_long.update(too_long(token_requests, scorer.context))
         with self.unsilenced():
             scores = scorer.score(token_requests, self.advance, margins=True)
@@ -84,10 +82,8 @@ class HarnessModel(TemplateLM):
         return list(zip(scores.sums.tolist(), greedy.tolist(), strict=True))
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[float]:
-        parts = [
-            sliding_windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length)
-            for request in requests
-        ]
+        encoded = [self.tok_encode(request.args[0]) for request in requests]
+        parts = [sliding_windows(ids, self.prefix_token_id, self.max_length) for ids in encoded]
         with self.unsilenced():
             sums = self.evaluated.scorer.score([window for windows in parts for window in windows], self.advance).sums
         groups = consecutive_ranges([len(windows) for windows in parts])

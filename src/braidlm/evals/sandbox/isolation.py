@@ -101,7 +101,12 @@ class Namespaces(Isolation):
             if self.user is not None:
                 _switch_user(self.user)
                 self.user = None
-            _new_user_namespace(namespaces)
+            maps = {"uid_map": f"{INSIDE_USER} {os.geteuid()} 1", "gid_map": f"{INSIDE_USER} {os.getegid()} 1"}
+            kernel.control(kernel.MAY_BE_READ, 1)  # else a process may not write its own maps after a change of user
+            kernel.unshare(kernel.NEW_USER | namespaces)
+            for name, text in {"setgroups": "deny", **maps}.items():
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
 
     def set_up(self) -> None:
         kernel.unshare(kernel.NEW_MOUNTS)
@@ -175,15 +180,6 @@ def _switch_user(user: int) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-
-
-def _new_user_namespace(others: int) -> None:
-    maps = {"uid_map": f"{INSIDE_USER} {os.geteuid()} 1", "gid_map": f"{INSIDE_USER} {os.getegid()} 1"}
-    kernel.control(kernel.MAY_BE_READ, 1)  # otherwise a process may not write its own maps after a change of user
-    kernel.unshare(kernel.NEW_USER | others)
-    for name, text in {"setgroups": "deny", **maps}.items():
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
 
 
 def _new_root(readable: Iterable[str], disk: int) -> None:

@@ -46,10 +46,8 @@ class Supervisor:
     def __init__(self, job: dict[str, Any]):
         self.job = job
         self.isolation = ISOLATIONS[job["isolation"]](job)
-        (inner_start, self.start), (self.status, inner_status), (self.out, out), (self.err, err) = (
-            os.pipe() for _ in range(4)
-        )
-        self.inner = (inner_start, inner_status, out, err)
+        (start, self.start), (self.status, status), (self.out, out), (self.err, err) = (os.pipe() for _ in range(4))
+        self.inner = (start, status, out, err)
         """The step runner's ends of these pipes."""
 
     def run(self) -> dict[str, Any]:
@@ -148,7 +146,12 @@ class StepRunner:
                 report = self._step(step)
             except ChildProcessError as error:
                 report = {"broken": str(error)[:MAX_ERROR]}
-            self._kill_remaining()
+            if os.getpid() == 1:  # for the first process of a namespace, -1 is exactly what a step has left running
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    while True:
+                        os.wait()
             self._send(report)
 
     def _step(self, step: dict[str, Any]) -> dict[str, Any]:
@@ -209,16 +212,6 @@ class StepRunner:
         environment = {"HOME": scratch, "TMPDIR": scratch, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
         environment |= {key: value.replace("{scratch}", scratch) for key, value in step["environment"].items()}
         os.execve(command[0], command, environment)
-
-    def _kill_remaining(self) -> None:
-        """Kill what a step has left running: for the first process of a namespace, -1 is exactly that."""
-        if os.getpid() != 1:
-            return  # the supervisor kills it at the end
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                os.wait()
 
     def _send(self, message: dict[str, Any]) -> None:
         os.write(self.status, json.dumps(message).encode())

@@ -122,13 +122,12 @@ class _RowSampling(Sampling):
 
     def __init__(self, sampling: Sampling, indices: Sequence[int], steps: int, device: torch.device):
         super().__init__(sampling.temperature, sampling.top_k, sampling.top_p, None, sampling.never)
-        seed = sampling.seed or 0
         self.step = 0
         self.uniform: Tensor | None = None
         """[rows, steps]."""
         if sampling.temperature > 0:
-            uniform = np.stack([np.random.default_rng([seed, index]).random(steps) for index in indices])
-            self.uniform = torch.from_numpy(uniform).to(device)
+            rngs = (np.random.default_rng([sampling.seed or 0, index]) for index in indices)
+            self.uniform = torch.from_numpy(np.stack([rng.random(steps) for rng in rngs])).to(device)
 
     def choose(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """[rows] token ids by inverse transform sampling."""

@@ -63,7 +63,17 @@ class PrefixTrees:
         bounds = np.concatenate(([0], np.cumsum(counts)))
         self.bounds = bounds if parts is None else bounds[np.concatenate(([0], np.cumsum(parts, dtype=np.int64)))]
         """[requests + 1] where the scores of each request (or of all of its parts) begin."""
-        self.rows = _rows(requests, bounds, share, row)
+        builder = _RowBuilder()
+        for index, shared in _in_order(requests):  # requests are many and short: little is done for each
+            ids, first = requests[index]
+            length = len(ids) - 1
+            added, total = length - shared, builder.size + length - shared
+            # A long sequence that shares most of its nodes may extend the row.
+            if not (share and builder.begins and (total <= row or (2 * added <= length and total <= 2 * length))):
+                builder.begin()
+                shared = 0
+            builder.add(ids, first, shared, int(bounds[index]))
+        self.rows = builder.build()
         self.nodes = sum(map(len, self.rows))
 
     def passes(self, max_tokens: int) -> Iterator[list[TreeRow]]:
@@ -77,21 +87,6 @@ class PrefixTrees:
         for (_, width), rows in sorted(by_shape.items()):
             size = max(1, max_tokens // max(1, width))
             yield from (rows[start : start + size] for start in range(0, len(rows), size))
-
-
-def _rows(requests: Sequence[Request], bounds: np.ndarray, share: bool, size: int) -> list[TreeRow]:
-    """Requests are many and short: little is done for each, and all rows become arrays at once."""
-    builder = _RowBuilder()
-    for index, shared in _in_order(requests):
-        ids, first = requests[index]
-        length = len(ids) - 1
-        added, total = length - shared, builder.size + length - shared
-        # A long sequence that shares most of its nodes may extend the row.
-        if not (share and builder.begins and (total <= size or (2 * added <= length and total <= 2 * length))):
-            builder.begin()
-            shared = 0
-        builder.add(ids, first, shared, int(bounds[index]))
-    return builder.build()
 
 
 def _in_order(requests: Sequence[Request]) -> Iterator[tuple[int, int]]:

@@ -222,7 +222,7 @@ class Lambada(Task):
         return before, space + word
 
 
-LETTERS = ("A", "B", "C", "D")
+LETTERS, ANSWERS = ("A", "B", "C", "D"), range(4)
 MMLU_EXAMPLE = '{"question": "1 + 1?", "choices": ["1", "2", "3", "4"], "answer": 1, "subject": "arithmetic"}'
 MMLU_CSV_EXAMPLE = "1 + 1?,1,2,3,4,B"
 FIELDS = {
@@ -267,8 +267,9 @@ class MmluTask(ChoiceTask):
         if len(examples) < self.shots:
             raise row.error(f"there are {len(examples)} examples of this subject, and {self.shots} are to be shown")
         about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
-        solved = "".join(f"{_mmlu_prompt(each)} {LETTERS[_mmlu_answer(each)]}\n\n" for each in examples[: self.shots])
-        return endings(about + solved + _mmlu_prompt(row), LETTERS, _mmlu_answer(row), subject)
+        prompts = [(_mmlu_prompt(each), each.label("answer", ANSWERS)) for each in (*examples[: self.shots], row)]
+        solved = "".join(f"{prompt} {LETTERS[answer]}\n\n" for prompt, answer in prompts[:-1])
+        return endings(about + solved + prompts[-1][0], LETTERS, prompts[-1][1], subject)
 
 
 _about = "MMLU: the letter of the answer, without examples; small models are near chance"
@@ -293,7 +294,7 @@ class MmluContinuation(MmluTask):
         subject = row.text("subject")
         about = f"The following are questions (with answers) about {subject.replace('_', ' ')}.\n\n"
         prompt = f"{about}Question: {row.text('question').strip()}\nAnswer:"
-        return endings(prompt, row.texts("choices"), _mmlu_answer(row), subject)
+        return endings(prompt, row.texts("choices"), row.label("answer", ANSWERS), subject)
 
 
 def _mmlu_prompt(row: Row) -> str:
@@ -302,10 +303,6 @@ def _mmlu_prompt(row: Row) -> str:
         raise row.error(f"there are {len(choices)} options, and {len(LETTERS)} are expected")
     options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
     return "\n".join([row.text("question").strip(), *options, "Answer:"])
-
-
-def _mmlu_answer(row: Row) -> int:
-    return row.label("answer", range(len(LETTERS)))
 
 
 def _mmlu_files(path: Path, split: str) -> list[TextFile]:

@@ -73,6 +73,9 @@ def humaneval_code(row: Mapping[str, str], completion: str) -> TestedCode:
 
 
 MBPP_EXAMPLE = '{"task_id": 11, "text": "Write ...", "code": "def f(): ...", "test_list": ["assert f() == 1"]}'
+MBPP_QUESTION = (
+    "You are an expert Python programmer, and here is your task: {} Your code should pass these tests:\n\n{}\n[BEGIN]\n"
+)
 EXAMPLE_TASKS = (2, 3, 4)
 """The tasks whose solutions precede a question, as in the data set's own description."""
 TEST_TASKS = range(11, 511)
@@ -132,8 +135,9 @@ def _mbpp_problem(fields: dict[str, Any], examples: list[dict[str, Any]], path: 
 
 def mbpp_prompt(row: Mapping, examples: Sequence[Mapping]) -> str:
     """Examples with their code, then the task; each with its tests."""
-    solved = [f"{_mbpp_question(example)}{example['code']}\n[DONE]\n\n" for example in examples]
-    return "".join(solved) + _mbpp_question(row)
+    asked = [MBPP_QUESTION.format(each["text"], "\n".join(each["test_list"])) for each in (*examples, row)]
+    solved = [f"{question}{each['code']}\n[DONE]\n\n" for question, each in zip(asked, examples, strict=False)]
+    return "".join([*solved, asked[-1]])
 
 
 def mbpp_code(row: Mapping, completion: str) -> TestedCode:
@@ -150,29 +154,18 @@ def undefined_names(tests: str) -> list[str]:
 
     One of MBPP's tasks is to write a function `sum`.
     """
-    defined, used, called = set(dir(builtins)), {}, {}
+    defined, used, called = set(dir(builtins)), [], []
     for node in ast.walk(ast.parse(tests)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            used[node.id] = True
-        elif isinstance(node, ast.Name):
-            defined.add(node.id)
-        elif isinstance(node, ast.arg):
-            defined.add(node.arg)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            defined.add(node.name)
-        elif isinstance(node, ast.alias):
-            defined.add((node.asname or node.name).split(".")[0])
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            called[node.func.id] = True
-    return [name for name in used if name not in defined] or list(called)
-
-
-def _mbpp_question(row: Mapping) -> str:
-    tests = "\n".join(row["test_list"])
-    return (
-        f"You are an expert Python programmer, and here is your task: {row['text']} Your code should pass these tests:"
-        f"\n\n{tests}\n[BEGIN]\n"
-    )
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.append(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                defined.add(name)
+            case ast.alias():
+                defined.add((node.asname or node.name).split(".")[0])
+            case ast.Call(func=ast.Name(id=name)):
+                called.append(name)
+    return list(dict.fromkeys(name for name in used if name not in defined) or dict.fromkeys(called))
 
 
 X_EXAMPLE = '{"task_id": "CPP/0", "prompt": "int f(int x){\\n", "test": "int main(){ ... }"}'

@@ -24,7 +24,7 @@ from braidlm.data.sources.format import ANSWER, QUESTION, TEMPLATE
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.options import TaskItems, accuracy, percentages
 from braidlm.evals.results import TaskResult
-from braidlm.evals.rows import Row, TextFile, files_of, rows_of
+from braidlm.evals.rows import TextFile, files_of, rows_of
 from braidlm.evals.scoring.requests import contains_any, truncate_at
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.tasks.task import TASKS, HubSource, Task
@@ -132,11 +132,16 @@ class Gsm8k(Task):
     uses = ("shots",)
 
     def open(self, path: Path) -> MathsProblems:
-        rows = rows_of(
-            files_of(path, "test.jsonl", below=True), path, '{"question": "How many?", "answer": "2 + 1 = 3\\n#### 3"}'
-        )
+        files = files_of(path, "test.jsonl", below=True)
+        rows = rows_of(files, path, '{"question": "How many?", "answer": "2 + 1 = 3\\n#### 3"}')
+        questions = []
+        for row in rows:
+            _, mark, answer = row.text("answer").rpartition("####")
+            if not mark or not plain_number(answer):
+                raise row.error("'answer' does not end with #### and a number")
+            questions.append(Question(row.text("question"), plain_number(answer)))
         return MathsProblems(
-            [_gsm8k_question(row) for row in rows],
+            questions,
             rows.sha256,
             template="Q: {}\nA:",
             examples=EXAMPLES["gsm8k"],
@@ -145,13 +150,6 @@ class Gsm8k(Task):
             is_right=lambda solution, answer: stated_number(solution) == answer,
             also={"by the last number": lambda solution, answer: last_number(solution) == answer},
         )
-
-
-def _gsm8k_question(row: Row) -> Question:
-    _, mark, answer = row.text("answer").rpartition("####")
-    if not mark or not plain_number(answer):
-        raise row.error("'answer' does not end with #### and a number")
-    return Question(row.text("question"), plain_number(answer))
 
 
 MATH_EXAMPLE = '{"problem": "Find ...", "level": "Level 3", "type": "Algebra", "solution": "... $\\\\boxed{2}$."}'
@@ -179,8 +177,15 @@ class Math(Task):
             for file in (sorted(path.rglob("*.json")) if path.is_dir() else ())
         ]
         rows = rows_of(originals or files_of(path, below=True), path, MATH_EXAMPLE)
+        questions = []
+        for row in rows:
+            answer, kind, level = last_boxed(row.text("solution")), row.fields.get("type"), row.fields.get("level")
+            if answer is None:
+                raise row.error("'solution' has no \\boxed{} answer")
+            by = {"level": str(level)} if level else {}
+            questions.append(Question(row.text("problem"), answer, str(kind) if kind else None, by))
         return MathsProblems(
-            [_math_question(row) for row in rows],
+            questions,
             rows.sha256,
             template="Problem:\n{}\n\nSolution:",
             examples=EXAMPLES["math"],
@@ -188,14 +193,6 @@ class Math(Task):
             max_tokens=512,
             is_right=lambda solution, answer: same_expression(stated_expression(solution), answer),
         )
-
-
-def _math_question(row: Row) -> Question:
-    answer = last_boxed(row.text("solution"))
-    if answer is None:
-        raise row.error("'solution' has no \\boxed{} answer")
-    kind, level = row.fields.get("type"), row.fields.get("level")
-    return Question(row.text("problem"), answer, str(kind) if kind else None, {"level": str(level)} if level else {})
 
 
 PROBLEMS, SEED = 500, 0
@@ -213,11 +210,10 @@ class Arithmetic(Task):
     built_in = True
 
     def open(self, path: Path) -> MathsProblems:
-        problems = [one_step_problem(SEED, index, held_out=True) for index in range(PROBLEMS)]
-        questions = [
-            Question(problem.question, str(problem.answer), problem.kind, {"digits": str(len(str(problem.answer)))})
-            for problem in problems
-        ]
+        questions = []
+        for problem in (one_step_problem(SEED, index, held_out=True) for index in range(PROBLEMS)):
+            answer = str(problem.answer)
+            questions.append(Question(problem.question, answer, problem.kind, {"digits": str(len(answer))}))
         digest = hashlib.sha256("\0".join(f"{item.text}\0{item.answer}" for item in questions).encode())
         return MathsProblems(
             questions,
