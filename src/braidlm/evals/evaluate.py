@@ -128,7 +128,7 @@ def open_to_score(models: Names, **options: Any) -> list[OpenedModel]:
 
 
 @dataclass(frozen=True)
-class _OpenedTask:
+class _TaskData:
     name: str
     data: OpenTask
     facts: dict[str, Any]
@@ -137,14 +137,14 @@ class _OpenedTask:
 
 def _opened_task(
     name: str, path: Path | None, data: OpenTask, about: dict[str, Any], settings: Settings, uses: Sequence[str] = ()
-) -> _OpenedTask:
+) -> _TaskData:
     facts = {**about, "data": str(path), "sha256": data.sha256, "count": data.count}
     if uses:
         facts["settings"] = {setting: getattr(settings, setting) for setting in uses}
-    return _OpenedTask(name, data, facts)
+    return _TaskData(name, data, facts)
 
 
-def _check_settings(tasks: Sequence[_OpenedTask], settings: Settings) -> None:
+def _check_settings(tasks: Sequence[_TaskData], settings: Settings) -> None:
     """Let tasks refuse settings; where no task uses any, warn that those given have no effect."""
     checking: list[Any] = [task.data for task in tasks if hasattr(task.data, "check")]
     for data in checking:
@@ -156,12 +156,7 @@ def _check_settings(tasks: Sequence[_OpenedTask], settings: Settings) -> None:
 
 
 def _model_results(
-    folder: OpenedModel,
-    tasks: list[_OpenedTask],
-    settings: Settings,
-    cache: ResultCache | None,
-    device: str,
-    dtype: str,
+    folder: OpenedModel, tasks: list[_TaskData], settings: Settings, cache: ResultCache | None, device: str, dtype: str
 ) -> ModelResults:
     """One model on all tasks; it is loaded only if a result is not in the cache."""
     about = {name: getattr(folder, name) for name in ABOUT_MODELS}
@@ -192,7 +187,7 @@ def _model_results(
     return results
 
 
-def _evaluate_task(folder: OpenedModel, task: _OpenedTask, model: EvaluatedModel) -> TaskResult:
+def _evaluate_task(folder: OpenedModel, task: _TaskData, model: EvaluatedModel) -> TaskResult:
     with progress(f"{folder.name} {task.name}", 100, "%") as show:
 
         def advance(done: int, total: int) -> None:

@@ -6,7 +6,7 @@ the loss, the stream after a layer is read by the norm before the head and the h
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.inspection.layers import record_calls
-from braidlm.inspection.texts import windows_of
+from braidlm.inspection.texts import ProgressCallback, windows_of
 from braidlm.model.gates import Gate
 from braidlm.model.heads.losses import log_probabilities_of
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -55,7 +55,7 @@ def context_limit(model: Any) -> int:
 
 @torch.no_grad()
 def gate_passes(
-    model: Any, texts: Sequence[Sequence[int]], advance: Callable[[float, str], None] | None = None
+    model: Any, texts: Sequence[Sequence[int]], advance: ProgressCallback | None = None
 ) -> Iterator[tuple[list[int], Tensor, Tensor, dict[int, LayerOutputs]]]:
     """Run a gated model over texts, in windows; what every gate reads and gives is recorded.
 
@@ -127,10 +127,7 @@ def _sums(layer: LayerOutputs, chosen: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure_gates(
-    model: Any,
-    texts: Sequence[Sequence[int]],
-    domains: Sequence[str | None],
-    advance: Callable[[float, str], None] | None = None,
+    model: Any, texts: Sequence[Sequence[int]], domains: Sequence[str | None], advance: ProgressCallback | None = None
 ) -> list[GateActivity]:
     """What each gate of a model does over texts, each of which has a domain or none."""
     gates = gates_of(model)
@@ -207,9 +204,7 @@ def perplexity(loss: float) -> float:
 
 
 @torch.no_grad()
-def gate_lens(
-    model: Any, texts: Sequence[Sequence[int]], advance: Callable[[float, str], None] | None = None
-) -> list[LayerLens]:
+def gate_lens(model: Any, texts: Sequence[Sequence[int]], advance: ProgressCallback | None = None) -> list[LayerLens]:
     """The loss after each gated layer, without and with its gate, over all tokens that follow another in a window.
 
     A layer whose stream is not as wide as the head's input cannot be read, and is left out.

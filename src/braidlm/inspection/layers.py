@@ -6,7 +6,7 @@ every token is read by their shares.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
-from braidlm.inspection.texts import Text, windows_of
+from braidlm.inspection.texts import ProgressCallback, Text, windows_of
 from braidlm.model.layer_skip import layers_of
 from braidlm.model.mixture_of_depths import DEPTH_CHOICES
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -186,6 +186,11 @@ class TokenChoices:
         """The choice with the largest weight."""
         return self.chosen_LKT[:, 0]
 
+    def by_token(self, layer: int) -> list[dict[int, float]]:
+        """For each token the weights of its choices in a layer, the largest first."""
+        pairs = zip(self.chosen_LKT[layer].T.tolist(), self.weights_LKT[layer].T.tolist(), strict=True)
+        return [{n: weight for n, weight in zip(*pair, strict=True) if n != NO_CHOICE} for pair in pairs]
+
     def part(self, tokens: slice) -> "TokenChoices":
         """The choices of some of the tokens."""
         return TokenChoices(self.chosen_LKT[..., tokens], self.weights_LKT[..., tokens])
@@ -197,7 +202,7 @@ def collect_choices(
     layers: Sequence[Layer],
     texts: Sequence[Text],
     batch: int = 16,
-    advance: Callable[[float, str], None] | None = None,
+    advance: ProgressCallback | None = None,
 ) -> list[TokenChoices]:
     """The choices of each text's tokens. Texts longer than the context are read in windows of it."""
     shapes = [(len(layers), max(layer.top_k for layer in layers), len(text.ids)) for text in texts]

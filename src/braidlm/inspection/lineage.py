@@ -49,9 +49,7 @@ class LineageGraph:
 
 
 def lineage_graph(
-    name: str,
-    lineage: Mapping[str, Any] | None,
-    find: Callable[[str], Mapping[str, Any] | None] = lambda sha256: None,
+    name: str, lineage: Mapping[str, Any] | None, find: Callable[[str], Mapping[str, Any] | None] = lambda sha256: None
 ) -> LineageGraph:
     """The graph of a model by its lineage, and by those of its sources as far as they are recorded.
 

@@ -27,6 +27,12 @@ class TokenView:
     served: list[list[dict[str, float]] | None] = field(default_factory=list)
     """For each layer all choices of each token, with their weights."""
 
+    @classmethod
+    def of(cls, tokens: list[str], served: list[list[dict[str, float]] | None]) -> "TokenView":
+        """The view in which the first of the choices that serve a token is its choice."""
+        chosen = [None if row is None else [next(iter(by), PASSED_BY) for by in row] for row in served]
+        return cls(tokens, chosen, served)
+
 
 @dataclass
 class PromptRoutes:

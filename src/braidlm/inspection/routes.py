@@ -16,25 +16,9 @@ from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.report.rendering import check_out, write
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.inspection.gates import ModelGates, measure_gates
-from braidlm.inspection.layers import (
-    NO_CHOICE,
-    Layer,
-    TokenChoices,
-    collect_choices,
-    find_layers,
-    no_choices,
-    routing_modules,
-)
+from braidlm.inspection.layers import Layer, TokenChoices, collect_choices, find_layers, no_choices, routing_modules
 from braidlm.inspection.measures import counts_of, named_shares, tally, typical_tokens
-from braidlm.inspection.results import (
-    PASSED_BY,
-    DataRoutes,
-    ModelRoutes,
-    PromptRoutes,
-    RoutingReport,
-    TokenView,
-    degenerate,
-)
+from braidlm.inspection.results import DataRoutes, ModelRoutes, PromptRoutes, RoutingReport, TokenView, degenerate
 from braidlm.inspection.routes_report import PAGE, routes_report
 from braidlm.inspection.texts import DataSource, Text, Texts, check_domains, prompt_texts, right_paths
 from braidlm.model.config.ranges import Count, Probability
@@ -104,7 +88,7 @@ def _routes(opened: OpenedModel, model: Any, texts: Texts, right: dict[str, str 
     of_prompts, of_data = choices[: len(texts.prompts)], choices[len(texts.prompts) :]
     for text, own in zip(texts.prompts, of_prompts, strict=True):
         view = _view(tokenizer, text.ids, own, layers)
-        at_last = [None if names is None or names[-1] == PASSED_BY else names[-1] for names in view.chosen]
+        at_last = [None if row is None else next(iter(row[-1]), None) for row in view.served]
         path = right.get(text.domain) if text.domain else None
         result.prompts.append(PromptRoutes(text.name, text.domain, path, at_last, _shares(layers, [own]), view))
     documents: list[Text] = []
@@ -170,14 +154,11 @@ def _shares(layers: Sequence[Layer], choices: Sequence[TokenChoices]) -> list[di
 
 
 def _view(tokenizer: BraidTokenizer, ids: Sequence[int], choices: TokenChoices, layers: Sequence[Layer]) -> TokenView:
-    pieces = token_texts(tokenizer, ids)
     served: list[list[dict[str, float]] | None] = []
-    for layer, taken, weights in zip(layers, choices.chosen_LKT, choices.weights_LKT, strict=True):
-        pairs = (zip(*each, strict=True) for each in zip(taken.T, weights.T, strict=True))
-        by_token = [{layer.choices[n]: float(weight) for n, weight in pair if n != NO_CHOICE} for pair in pairs]
-        served.append(by_token if layer.read_by else None)
-    chosen = [None if row is None else [next(iter(by), PASSED_BY) for by in row] for row in served]
-    return TokenView(pieces, chosen, served)
+    for at, layer in enumerate(layers):
+        named = [{layer.choices[n]: weight for n, weight in by.items()} for by in choices.by_token(at)]
+        served.append(named if layer.read_by else None)
+    return TokenView.of(token_texts(tokenizer, ids), served)
 
 
 TOKENS = 20_000

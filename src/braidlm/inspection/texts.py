@@ -1,6 +1,6 @@
 """The texts to look at, as a model's own tokens in windows, and the path that is right for the domain of each."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,9 @@ from braidlm.data.packing.sharded import open_packed
 from braidlm.data.sources.plan import ReadOptions, plan_shards
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
+
+ProgressCallback = Callable[[float, str], None]
+"""Called with the tokens that are done, as `core.console.progress` gives it."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from braidlm.core.errors import BraidError
 from braidlm.inspection.gates import gate_passes
-from braidlm.inspection.layers import NO_CHOICE, Layer, TokenChoices, choosing_layers, collect_choices
+from braidlm.inspection.layers import Layer, TokenChoices, choosing_layers, collect_choices
 from braidlm.inspection.texts import Text
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
@@ -66,12 +66,9 @@ def token_routings(model: Any, ids: Sequence[int]) -> list[LayerRouting]:
 
 
 def _routing(layer: Layer, choices: TokenChoices, at: int) -> LayerRouting:
-    weights, chosen = [], []
-    for taken, own in zip(choices.chosen_LKT[at].T.tolist(), choices.weights_LKT[at].T.tolist(), strict=True):
-        by_choice = {choice: weight for choice, weight in zip(taken, own, strict=True) if choice != NO_CHOICE}
-        weights.append([round(by_choice.get(n, 0.0), DIGITS) for n in range(len(layer.choices))])
-        chosen.append(list(by_choice))
-    return LayerRouting(layer.name, layer.label, layer.kind, list(layer.choices), weights, chosen)
+    by_token, size = choices.by_token(at), len(layer.choices)
+    weights = [[round(by_choice.get(n, 0.0), DIGITS) for n in range(size)] for by_choice in by_token]
+    return LayerRouting(layer.name, layer.label, layer.kind, list(layer.choices), weights, list(map(list, by_token)))
 
 
 def _shares(model: BraidForCausalLM, ids: Sequence[int]) -> LayerRouting:

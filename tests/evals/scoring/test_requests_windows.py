@@ -60,9 +60,8 @@ LONG = [
 def test_long_continuations_are_the_plain_sum_over_windows(positions: str, share: bool) -> None:
     model = tiny_model(torch.float64, positions=positions)
     scores = Scorer(model, share=share, dtype=torch.float64).score(LONG, margins=True)
-    assert len(scores) == len(LONG)
-    for index, (ids, first) in enumerate(LONG):
-        np.testing.assert_allclose(scores.of(index), plainly(model, list(ids), first, CONTEXT), rtol=0, atol=1e-9)
+    for (ids, first), tokens in zip(LONG, np.split(scores.tokens, scores.bounds[1:-1]), strict=True):
+        np.testing.assert_allclose(tokens, plainly(model, list(ids), first, CONTEXT), rtol=0, atol=1e-9)
     assert scores.margins is not None
     assert len(scores.margins) == len(scores.tokens) == sum(len(ids) - first for ids, first in LONG)
 

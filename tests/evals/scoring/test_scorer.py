@@ -62,8 +62,8 @@ def transformers_model(kind: str) -> PreTrainedModel:
 def test_it_agrees_with_the_plain_scorer(kind: str) -> None:
     model, requests = tiny_model(**BRAID[kind]), pairs()
     scores = Scorer(model).score(requests)
-    for index, request in enumerate(requests):
-        np.testing.assert_allclose(scores.of(index), plain_tokens(model, list(request.ids)), rtol=0, atol=2e-5)
+    for request, tokens in zip(requests, np.split(scores.tokens, scores.bounds[1:-1]), strict=True):
+        np.testing.assert_allclose(tokens, plain_tokens(model, list(request.ids)), rtol=0, atol=2e-5)
     sums = [plain_sum(model, list(request.ids)) for request in requests]
     np.testing.assert_allclose(scores.sums, sums, rtol=0, atol=1e-4)
     assert np.ptp(sums) > 10
@@ -117,7 +117,7 @@ def test_a_few_logits_at_a_time() -> None:
     model, requests = tiny_model(torch.float64), pairs()
     scorer = Scorer(model, dtype=torch.float64)
     whole = scorer.score(requests).tokens
-    scorer.logits_at_once = 3 * VOCABULARY
+    scorer.logits_per_pass = 3 * VOCABULARY
     np.testing.assert_allclose(scorer.score(requests).tokens, whole, rtol=0, atol=1e-12)
 
 
@@ -125,8 +125,8 @@ def test_only_the_continuation_is_scored() -> None:
     model, ids = tiny_model(), random_ids(1, 9)[0].tolist()
     requests = [Request(ids, 6), Request(ids, 9), Request([], 0), Request(ids[:1]), Request(ids, 1)]
     scores = Scorer(model).score(requests)
-    assert [len(scores.of(index)) for index in range(len(scores))] == [3, 0, 0, 0, 8]
-    np.testing.assert_allclose(scores.of(0), plain_tokens(model, ids, 6), rtol=0, atol=2e-5)
+    assert np.diff(scores.bounds).tolist() == [3, 0, 0, 0, 8]
+    np.testing.assert_allclose(scores.tokens[:3], plain_tokens(model, ids, 6), rtol=0, atol=2e-5)
     assert scores.sums[1:4].tolist() == [0.0, 0.0, 0.0]
     assert scores.sums[4] == pytest.approx(plain_sum(model, ids), abs=1e-4)
 
@@ -135,7 +135,7 @@ def test_a_context_too_long_loses_its_beginning() -> None:
     model = tiny_model(positions="learned")  # 32 positions
     ids = random_ids(1, 40)[0].tolist()
     scores = Scorer(model).score([Request(ids, 38)])
-    np.testing.assert_allclose(scores.of(0), plain_tokens(model, ids[7:], 31), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(scores.tokens, plain_tokens(model, ids[7:], 31), rtol=0, atol=2e-5)
 
 
 def test_exact_scores_are_those_of_float64() -> None:

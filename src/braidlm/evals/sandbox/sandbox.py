@@ -246,16 +246,9 @@ def _launch(job: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
     """Run a launcher; it and all of its descendants are gone when this returns the reports of the steps."""
     source = Path(__file__).parents[3]
     start = "import sys; sys.path.insert(0, sys.argv[1]); from braidlm.evals.sandbox.launcher import main; main()"
-    command, pipe = [python(), "-I", "-S", "-B", "-c", start, str(source)], subprocess.PIPE
+    words, pipe = [python(), "-I", "-S", "-B", "-c", start, str(source)], subprocess.PIPE
     launcher = subprocess.Popen(
-        command,
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
-        encoding="utf-8",
-        errors="replace",
-        env={},
-        start_new_session=True,
+        words, stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace", env={}, start_new_session=True
     )
     try:
         out, err = launcher.communicate(json.dumps(job), timeout)
