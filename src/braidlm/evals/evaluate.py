@@ -159,8 +159,7 @@ def _model_results(
     folder: OpenedModel, tasks: list[_TaskData], settings: Settings, cache: ResultCache | None, device: str, dtype: str
 ) -> ModelResults:
     """One model on all tasks; it is loaded only if a result is not in the cache."""
-    about = {name: getattr(folder, name) for name in ABOUT_MODELS}
-    results = ModelResults(folder=str(folder.folder), **about)
+    results = ModelResults(folder=str(folder.folder), **{name: getattr(folder, name) for name in ABOUT_MODELS})
     model: EvaluatedModel | None = None
     for task in tasks:
         key = {

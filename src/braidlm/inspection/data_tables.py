@@ -76,8 +76,7 @@ def _tokens(model: ModelRoutes) -> Iterator[Row]:
 
 
 def _gates(model: ModelGates) -> Iterator[Row]:
-    columns = GATES["gates"][0].split()
-    return (tuple(getattr(one, name) for name in columns) for one in model.layers)
+    return (tuple(getattr(one, name) for name in GATES["gates"][0].split()) for one in model.layers)
 
 
 def _gate_domains(model: ModelGates) -> Iterator[Row]:

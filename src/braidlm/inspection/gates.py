@@ -161,9 +161,8 @@ def gain_of(gate: Gate, width: int) -> float:
     """
     parameter = next(gate.parameters())
     rows = torch.eye(width, device=parameter.device, dtype=parameter.dtype)
-    without_bias = gate(rows[:1] * 0)
-    squares = sum((gate(part) - without_bias).double().square().sum() for part in rows.split(512))
-    return float(squares / width) ** 0.5
+    bias = gate(rows[:1] * 0)
+    return float(sum((gate(part) - bias).double().square().sum() for part in rows.split(512)) / width) ** 0.5
 
 
 ROWS = 1024

@@ -122,8 +122,7 @@ class RoutingReport:
         columns = ("over", "choice", *(model.name for model in self.models))
         tables = [notebook(Table(columns, rows), notes)] if rows or notes else []
         for gates in self.gated:
-            found = [f"{gates.name}: {finding}" for finding in gates.findings]
-            tables.append(notebook(gate_table(gates), found))
+            tables.append(notebook(gate_table(gates), [f"{gates.name}: {finding}" for finding in gates.findings]))
         return "".join(tables)
 
     def facts(self) -> dict[str, Any]:
@@ -260,8 +259,7 @@ def gate_table(model: ModelGates) -> Table:
         shown = [f"{part:.2%}" if part == 0 or part >= 0.0001 else f"{part:.2g}" for part in parts]
         rows.append([str(one.layer), *(f"{number:.3g}" for number in numbers), *shown, f"{one.gain:.3g}"])
     columns = ["layer", "size", "without", "mean", "without", "gate/output", *domains, "gain"]
-    caption = f"{len(model.layers)} gates ({model.kind}), {model.tokens:,} tokens, `{model.folder}`"
-    return Table(columns, rows, caption)
+    return Table(columns, rows, f"{len(model.layers)} gates ({model.kind}), {model.tokens:,} tokens, `{model.folder}`")
 
 
 def add_gates(report: Report, models: Sequence[ModelGates]) -> None:

@@ -55,8 +55,7 @@ def predict(model: Any, ids: Sequence[int]) -> Tensor:
     if len(ids) < 2:
         return torch.zeros(0, 1)
     tokens = torch.tensor([list(ids)], device=model.device)
-    logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
-    return logits.float().log_softmax(-1).cpu()
+    return model(input_ids=tokens, use_cache=False).logits[0, :-1].float().log_softmax(-1).cpu()
 
 
 def text_change(before_TV: Tensor, after_TV: Tensor, ids: Sequence[int], tokenizer: Tokenizer) -> TextChange:

@@ -82,8 +82,7 @@ class PackedDocuments:
 
     def __init__(self, data: PackedData, held_out: float | None, half: Half | None):
         self.data = data
-        share = Subset() if held_out is None else Subset(1.0 - held_out, 1.0)
-        self._chosen = stream_of(data, share).chosen
+        self._chosen = stream_of(data, Subset() if held_out is None else Subset(1.0 - held_out, 1.0)).chosen
         if half is not None:
             sizes = data.document_bytes[self._chosen].tolist()
             self._chosen = self._chosen[documents_of_half(sizes, half, data.address)]

@@ -295,8 +295,7 @@ def accuracy(task: str, right: Sequence[bool] | np.ndarray, metric: str = "accur
     """The percentage of all items that is right; `more` are further fields of the result."""
     rate = float(np.mean(right))
     items = {**more.pop("items", {}), INFLUENCE: mean_influences(100.0 * np.asarray(right))}
-    error = percentage_error(rate, len(right))
-    return TaskResult(task, metric, 100 * rate, len(right), error, items=items, **more)
+    return TaskResult(task, metric, 100 * rate, len(right), percentage_error(rate, len(right)), items=items, **more)
 
 
 def percentages(groups: Iterable[str | None], right: Iterable[bool]) -> dict[str, Part]:

@@ -256,5 +256,4 @@ def _checkpoint_table(run: Dynamics, columns: list[str], body: list[list[str]], 
     rows = [[name, *amount, *cells] for name, amount, cells in zip(run.names, amounts, body, strict=True)]
     if set(baselines) - {"–"}:
         rows.append(["baseline", *("" for _ in units), *baselines])
-    heading = ["checkpoint", *units, *columns]
-    return Table(heading, rows, f"`{run.run}`. In colour the best checkpoint.", best=run.best)
+    return Table(["checkpoint", *units, *columns], rows, f"`{run.run}`. In colour the best checkpoint.", best=run.best)

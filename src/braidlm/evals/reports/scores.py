@@ -214,7 +214,7 @@ def _add_parts(report: Report, evaluation: Evaluation, task: str) -> None:
     results = [model.tasks[task] for model in evaluation.models]
     models = [model.name for model in evaluation.models]
     for kind, groups in results[0].by.items():
-        scores = {name: [_score(result.by.get(kind, {}).get(name)) for result in results] for name in groups}
+        scores = {name: [result.by.get(kind, {}).get(name) for result in results] for name in groups}
         rows = [[name, part.count, *_formatted(scores[name], digits=2)] for name, part in groups.items()]
         caption = "Percent of the items that are right."
         report.heading(f"`{task}` by {kind}", 3).table(Table([kind, "items", *models], rows, caption))
@@ -223,17 +223,14 @@ def _add_parts(report: Report, evaluation: Evaluation, task: str) -> None:
         report.heading(f"`{task}` by other measures", 3).table(Table(["measure", *models], rows))
     parts = results[0].parts
     if FEW_PARTS < len(parts) <= MAX_PARTS:  # few stand in the first table
-        cells = iter(_formatted([_score(result.parts.get(name)) for name in parts for result in results]))
+        cells = iter(_formatted([result.parts.get(name) for name in parts for result in results]))
         rows = [[name, part.count, *(next(cells) for _ in results)] for name, part in parts.items()]
         report.heading(f"Parts of `{task}`", 3).table(Table(["part", "items", *models], rows))
 
 
-def _score(part: Part | None) -> float | None:
-    return None if part is None else part.score
-
-
-def _formatted(numbers: Sequence[float | None], digits: int | None = None) -> list[str]:
-    """Numbers with as many decimals as suit the largest of them."""
+def _formatted(values: Sequence[Part | float | None], digits: int | None = None) -> list[str]:
+    """Numbers, or scores of parts, with as many decimals as suit the largest of them."""
+    numbers = [value.score if isinstance(value, Part) else value for value in values]
     largest = max((abs(number) for number in numbers if number is not None), default=0.0)
     digits = digits if digits is not None else 0 if largest >= 10_000 else 2 if largest >= 10 else 4
     return ["–" if number is None else f"{number:,.{digits}f}" for number in numbers]

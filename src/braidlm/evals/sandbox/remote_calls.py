@@ -108,8 +108,7 @@ class ServedProgram:
                 os._exit(0)
             try:
                 values = [decode(argument, self.objects.__getitem__) for argument in arguments]
-                result = getattr(self, action)(*values)
-                answer = {"result": encode(result, self._reference)}
+                answer = {"result": encode(getattr(self, action)(*values), self._reference)}
             except Exception as error:
                 answer = {"error": type(error).__name__, "text": str(error)}
             self.channel.send(answer)

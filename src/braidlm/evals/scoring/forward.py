@@ -150,8 +150,7 @@ def values_at(
     values = torch.empty(2 if margins else 1, len(predictors), dtype=dtype, device=hidden.device)
     begin = 0
     for start in range(0, len(hidden), size):
-        last = start + size >= len(hidden)
-        stop = len(predictors) if last else int(torch.searchsorted(predictors, start + size))
+        stop = len(predictors) if start + size >= len(hidden) else int(torch.searchsorted(predictors, start + size))
         part = done.at(slice(start, start + size))
         rows, tokens = predictors[begin:stop] - start, targets[begin:stop]
         if margins:

@@ -82,8 +82,7 @@ def begin_id(tokenizer: BraidTokenizer) -> int:
 
 def consecutive_ranges(sizes: Sequence[int]) -> list[range]:
     """The index ranges of consecutive groups of these sizes."""
-    ends = np.cumsum(sizes).tolist()
-    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    return [range(end - size, end) for end, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True)]
 
 
 def strip_final_specials(encoding: Encoding, keep: int = 0) -> list[int]:

@@ -48,8 +48,7 @@ class _BmlamaOfThree(_Bmlama):
     def fact(self, row: Row) -> Item:
         item = super().fact(row)
         wrong = [number for number in range(len(item.options)) if number != item.answer]
-        rng = Random(item.options[item.answer][1])
-        kept = sorted([item.answer, *rng.sample(wrong, min(2, len(wrong)))])
+        kept = sorted([item.answer, *Random(item.options[item.answer][1]).sample(wrong, min(2, len(wrong)))])
         return replace(item, options=tuple(item.options[number] for number in kept), answer=kept.index(item.answer))
 
 

@@ -90,8 +90,7 @@ def pages_of(text: str) -> list[str]:
         if bare.startswith("= ") and bare.endswith(" ="):
             pages.append([])
         pages[-1].append(line)
-    texts = ["\n".join(lines) for lines in pages]
-    return [page for page in texts if page.strip()]
+    return [page for page in map("\n".join, pages) if page.strip()]
 
 
 def detokenized(page: str) -> str:
