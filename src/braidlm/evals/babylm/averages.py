@@ -10,7 +10,6 @@ Two definitions are in use, and differ by several points:
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from braidlm.evals.babylm.conventions import AOA, GLUE
@@ -61,15 +60,6 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Average:
-    """One kind of average in a table, of all models that have it."""
-
-    label: str
-    note: str
-    scores: dict[str, float]
-
-
 def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = None) -> dict[str, Any]:
     """The averages of a model's results by task, and of its run's age of acquisition, if that was measured.
 
@@ -114,8 +104,9 @@ def babylm_averages(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
     }
 
 
-def averages(evaluation: Evaluation) -> list[Average]:
-    """The averages that a table shows; the note names missing benchmarks, without which they are not comparable."""
+def averages(evaluation: Evaluation) -> list[tuple[str, str, dict[str, float]]]:
+    """The averages that a table shows: label, note and the score of each model that has it; the note names missing
+    benchmarks, without which they are not comparable."""
     complete = {name: facts for name, facts in evaluation.averages.items() if set(facts["scores"]) >= SHARED}
     shown = []
     for kind, (label, note) in KINDS.items():
@@ -126,7 +117,7 @@ def averages(evaluation: Evaluation) -> list[Average]:
             if missing >= set(GLUE):
                 missing = {*(missing - set(GLUE)), "GLUE"}
             without = f"; without {', '.join(sorted(missing))}" if missing else ""
-            shown.append(Average(label, note + without, scores))
+            shown.append((label, note + without, scores))
     return shown
 
 

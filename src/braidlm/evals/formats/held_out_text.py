@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -43,10 +43,8 @@ DEFAULT_WINDOW = 1024
 """Tokens of a window for models without a maximum context."""
 
 
-class EncodedDocument(NamedTuple):
-    tokens: list[int]
-    prompt: int
-    """How many of the first are read and not scored."""
+EncodedDocuments = list[tuple[list[int], int]]
+"""The tokens of each document, and how many of the first are its prompt, which is read and not scored."""
 
 
 class TextDocuments:
@@ -61,10 +59,10 @@ class TextDocuments:
         self.has_prompts = any(document.prompt for document in documents)
         """Whether documents begin with a prompt, which is read and not scored."""
 
-    def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[EncodedDocument]:
-        """The tokens of each document, ended by `eos`; those of its prompt are counted."""
+    def encode(self, tokenizer: BraidTokenizer, eos: int) -> EncodedDocuments:
+        """The tokens of each document, ended by `eos`."""
         packer = Packer(tokenizer)
-        encoded = []
+        encoded: EncodedDocuments = []
         for text, _, prompt_length in self.documents:
             tokens: list[int] = []
             prompt = 0
@@ -73,7 +71,7 @@ class TextDocuments:
                 tokens += batch.tokens.tolist()
                 prompt += int((batch.targets == 0).sum())
                 prompt_length = max(prompt_length - len(part), 0)
-            encoded.append(EncodedDocument([*(tokens or packer.cutter.encode(text)), eos], prompt))
+            encoded.append(([*(tokens or packer.cutter.encode(text)), eos], prompt))
         return encoded
 
 
@@ -90,20 +88,20 @@ class PackedDocuments:
         self.bytes = data.document_target_bytes[self._chosen].astype(np.int64)
         self.has_prompts = data.targets is not None
 
-    def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[EncodedDocument]:
+    def encode(self, tokenizer: BraidTokenizer, eos: int) -> EncodedDocuments:
         if self.data.manifest.tokenizer == tokenizer.fingerprint:
             return self._tokens
         return TextDocuments(self._texts, self.parts).encode(tokenizer, eos)
 
     @cached_property
-    def _tokens(self) -> list[EncodedDocument]:
+    def _tokens(self) -> EncodedDocuments:
         starts, targets = self.data.document_starts, self.data.targets
-        documents = []
+        documents: EncodedDocuments = []
         for number in self._chosen:
             place = slice(starts[number], starts[number + 1])
             tokens = self.data.tokens[place]
             self.data.check_tokens(tokens)
-            documents.append(EncodedDocument(tokens.tolist(), 0 if targets is None else int(targets[place].argmax())))
+            documents.append((tokens.tolist(), 0 if targets is None else int(targets[place].argmax())))
         return documents
 
     @cached_property
@@ -156,13 +154,13 @@ class HeldOutText:
         requests, sizes, scored, parts = [], [], [], []
         for stream in self.streams:
             documents = stream.encode(tokenizer, eos)
-            bounds = np.cumsum([0, *(len(document.tokens) for document in documents)])
+            bounds = np.cumsum([0, *(len(tokens) for tokens, _ in documents)])
             count = whole_documents(bounds, self.max_tokens)
             documents, bounds = documents[:count], bounds[: count + 1]
-            scored += [np.arange(len(document.tokens)) >= document.prompt for document in documents]
+            scored += [np.arange(len(tokens)) >= prompt for tokens, prompt in documents]
             sizes.append(stream.bytes[:count])
             parts += stream.parts[:count]
-            ids = [eos, *chain.from_iterable(document.tokens for document in documents)]
+            ids = [eos, *chain.from_iterable(tokens for tokens, _ in documents)]
             starts = row_starts(bounds, window, stream.has_prompts).tolist()
             requests += [Request(ids[at : end + 1]) for at, end in pairwise([*starts, int(bounds[-1])])]
         return PrefixTrees(requests, share=False), scored, np.concatenate(sizes), parts

@@ -239,12 +239,12 @@ def _add_tables(report: Report, run: Dynamics, evaluation: Evaluation) -> None:
         chances = [checkpoints[0].tasks[task].chance for task in group]
         baselines = ["–" if chance is None else f"{chance:.2f}" for chance in chances]
         report.table(_checkpoint_table(run, group, body, baselines))
-    means = [average for average in averages(evaluation) if checkpoints[0].name in average.scores]
+    means = {label: scores for label, _, scores in averages(evaluation) if checkpoints[0].name in scores}
     body = [
-        [*(f"{average.scores[model.name]:.2f}" for average in means), f"{mean:+.2f}".replace("-", "−")]
+        [*(f"{scores[model.name]:.2f}" for scores in means.values()), f"{mean:+.2f}".replace("-", "−")]
         for model, mean in zip(checkpoints, run.mean, strict=True)
     ]
-    report.table(_checkpoint_table(run, [*(average.label for average in means), "mean deviation"], body))
+    report.table(_checkpoint_table(run, [*means, "mean deviation"], body))
 
 
 def _checkpoint_table(run: Dynamics, columns: list[str], body: list[list[str]], baselines: Sequence[str] = ()) -> Table:

@@ -98,7 +98,7 @@ def verdict(evaluation: Evaluation) -> str:
 def score_table(evaluation: Evaluation) -> Table:
     """Scores with standard errors, the baseline, where it is known, and averages, where a suite has some."""
     means, chances = averages(evaluation), _chances(evaluation)
-    of_models = {mean.label: {name: f"{score:.2f}" for name, score in mean.scores.items()} for mean in means}
+    of_models = {label: {name: f"{score:.2f}" for name, score in scores.items()} for label, _, scores in means}
     rows = []
     if not evaluation.runs:
         for task, chance in zip(evaluation.tasks, chances, strict=True):
@@ -145,7 +145,7 @@ def explanations(evaluation: Evaluation, strong: str = "Bold:") -> list[str]:
     lines = ["± is one standard error" + (f"; {BASELINE}" if any(_chances(evaluation)) else "") + "."]
     if any(verdict.clear for verdict in evaluation.verdicts.values()):
         lines.append(f"{strong} {MARKED}.")
-    lines += [f"{average.label}: {average.note}." for average in averages(evaluation)]
+    lines += [f"{label}: {note}." for label, note, _ in averages(evaluation)]
     return lines + [line for task in evaluation.tasks for line in _too_long(evaluation, task)]
 
 
