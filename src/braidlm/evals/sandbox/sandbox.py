@@ -193,6 +193,10 @@ def _tested(sandbox: Sandbox) -> tuple[list[str], str | None]:
         return [], f"its system calls on {kernel.MACHINE} are not known"
     if sandbox.isolation == "landlock" and kernel.landlock_version() == 0:
         return [], "the kernel has none"
+    home = None
+    with contextlib.suppress(OSError):  # a file of the user that no program should see
+        files = (str(path) for path in sorted(Path.home().iterdir()) if path.is_file())
+        home = next((file for file in files if not file.startswith(sandbox.readable)), None)
     with tempfile.TemporaryDirectory(prefix="braid-") as folder:
         os.chmod(folder, 0o755)
         canary = Path(folder) / "canary"
@@ -200,7 +204,7 @@ def _tested(sandbox: Sandbox) -> tuple[list[str], str | None]:
         canary.chmod(0o666)
         mode = canary.stat().st_mode
         program = Program(
-            {"probe.py": _PROBE.format(arguments=(str(canary), _a_file_at_home(sandbox.readable), os.getpid()))},
+            {"probe.py": _PROBE.format(arguments=(str(canary), home, os.getpid()))},
             [Step([python(), "-I", "-S", "{scratch}/probe.py"], Limits(wall=20))],
         )
         try:
@@ -231,15 +235,6 @@ def _readable(toolchains: Iterable[str]) -> list[str]:
         if not any(path == other or path.startswith(other.rstrip("/") + "/") for other in readable):
             readable.append(path)
     return readable
-
-
-def _a_file_at_home(readable: Sequence[str]) -> str | None:
-    """A file of the user that no program should see."""
-    with contextlib.suppress(OSError):
-        for path in sorted(Path.home().iterdir()):
-            if path.is_file() and not any(str(path).startswith(other) for other in readable):
-                return str(path)
-    return None
 
 
 def _launch(job: dict[str, Any], timeout: float) -> list[dict[str, Any]]:

@@ -52,6 +52,8 @@ class BraidForward:
         self.model, self.dtype = model, dtype
         self.max_length: int | None = model.model.positions.limit
         """The most tokens that its positions allow; None where they allow any number."""
+        self.scores = model.head.scores
+        """(logits, rows, tokens): the log-probabilities from the predictors' logits."""
 
     def run(self, batch: Batch) -> TextPass:
         """The pass at the predictors: the head's inputs, or as `hidden` the logits themselves."""
@@ -74,10 +76,6 @@ class BraidForward:
     def log_probabilities(self, done: TextPass, rows: Tensor, tokens: Tensor) -> Tensor:
         """[token] of each of `tokens`, predicted by the predictor that `rows` says."""
         return self.model.head.log_probabilities(done.hidden, rows, tokens, **done.read)
-
-    def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """The log-probabilities from the predictors' logits."""
-        return self.model.head.scores(logits, rows, tokens)
 
 
 class TransformersForward:
@@ -103,10 +101,9 @@ class TransformersForward:
         return done.hidden
 
     def log_probabilities(self, done: TextPass, rows: Tensor, tokens: Tensor) -> Tensor:
-        return self.scores(done.hidden, rows, tokens)
+        return log_probabilities_of(done.hidden, rows, tokens)
 
-    def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        return log_probabilities_of(logits, rows, tokens)
+    scores = staticmethod(log_probabilities_of)
 
 
 TreeForward = BraidForward | TransformersForward

@@ -102,6 +102,8 @@ class Scorer:
 
         self.model = model.eval()
         self.dtype = torch.float32 if dtype is None else dtype
+        self.resolves_near_ties = self.dtype == torch.float32
+        """Whether near ties are decided in float64: only for float32, whose rounding error they are about."""
         self.forward: TreeForward = (
             BraidForward(model, self.dtype) if isinstance(model, BraidForCausalLM) else TransformersForward(model)
         )
@@ -110,13 +112,6 @@ class Scorer:
         kind = self.device.type
         self.tokens_per_pass = tokens_per_pass or TOKENS_PER_PASS.get(kind, TOKENS_PER_PASS["cpu"])
         self.logits_per_pass = LOGITS_PER_PASS.get(kind, LOGITS_PER_PASS["cpu"])
-
-    @property
-    def resolves_near_ties(self) -> bool:
-        """Whether near ties are decided in float64: only for float32, whose rounding error they are about."""
-        import torch
-
-        return self.dtype == torch.float32
 
     @property
     def context(self) -> int | None:
