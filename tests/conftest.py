@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,6 +14,11 @@ import pytest
 
 from tests import triton_interpreter
 from tests.outcome import Outcome
+
+# In memory, where there is enough: on a disk each of the suite's thousands of writes waits until it is safe.
+_memory = Path("/dev/shm")
+if "TMPDIR" not in os.environ and os.access(_memory, os.W_OK) and shutil.disk_usage(_memory).free > 4 * 2**30:
+    os.environ["TMPDIR"], tempfile.tempdir = str(_memory), None
 
 # Before anything imports transformers, which reads these once.
 _cache = tempfile.TemporaryDirectory(prefix="braid-tests-")

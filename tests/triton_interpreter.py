@@ -21,6 +21,7 @@ def hasten() -> None:
     _find_types_once()
     _wrap_shapes_once()
     _compute_directly()
+    _reach_memory_directly()
     interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
 
 
@@ -119,21 +120,45 @@ def _wrap_shapes_once() -> None:
     core.tensor.__init__ = make_tensor_once
 
 
-def _compute_directly() -> None:
-    """numpy computes the plain operations at once: of two tensors of one plain type or of a tensor and a number of
-    that type, where numpy broadcasts as Triton does, and of a pointer and integers. All others go Triton's way."""
-    import numpy as np
+def _make_tensors_directly() -> Callable[[Any, Any, bool], Any]:
+    """A function that makes a tensor from its values, its plain type and whether it is a block; types of blocks are
+    made once."""
     from triton.language import core
     from triton.runtime.interpreter import TensorHandle
 
+    blocks: dict[tuple[tuple[int, ...], str], Any] = {}
+
+    def made(data: Any, scalar: Any, is_block: bool) -> Any:
+        handle = object.__new__(TensorHandle)
+        handle.data, handle.dtype, handle.attr = data, scalar, {}
+        if not is_block:
+            return core.tensor(handle, scalar)
+        kind = (data.shape, scalar.name)
+        if kind not in blocks:
+            blocks[kind] = core.block_type(scalar, data.shape)
+        return core.tensor(handle, blocks[kind])
+
+    return made
+
+
+def _compute_directly() -> None:
+    """numpy computes the plain operations at once: of two tensors of one plain type, of integers of two sizes or of a
+    tensor and a number of its type, where numpy broadcasts as Triton does, and of a pointer and integers. It gives
+    tensors their new axes, and a tensor that has the type it is cast to is left alone. All others go Triton's way."""
+    import numpy as np
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
     float_type, int_types, bool_name = core.float32.name, {"int32": np.int32, "int64": np.int64}, core.int1.name
-    scalars: dict[str, Any] = {}
     smallest, largest = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+    made, cast, full = _make_tensors_directly(), TritonSemantic.cast, TritonSemantic.full
 
     def as_operand(other: Any, wanted: str) -> Any:
         """The array of the second operand, if it is a tensor of this type or a number that this type holds."""
         if type(other) is core.tensor:
-            return other.handle.data if other.dtype.name == wanted else None
+            name = other.dtype.name
+            return other.handle.data if name == wanted or (name in int_types and wanted in int_types) else None
         if type(other) is core.constexpr:
             other = other.value
         if type(other) is float and wanted == float_type:
@@ -143,21 +168,9 @@ def _compute_directly() -> None:
             return np.float32(other) if wanted == float_type else int_types[wanted](other)
         return None
 
-    @functools.cache
-    def block_of(sizes: tuple[int, ...], name: str) -> Any:
-        return core.block_type(scalars[name], sizes)
-
-    def result(data: Any, scalar: Any, is_block: bool) -> Any:
-        handle = object.__new__(TensorHandle)
-        handle.data, handle.dtype, handle.attr = data, scalar, {}
-        if not is_block:
-            return core.tensor(handle, scalar)
-        scalars.setdefault(scalar.name, scalar)
-        return core.tensor(handle, block_of(data.shape, scalar.name))
-
     def direct(name: str, compute: Callable[[Any, Any], Any], types: set[str], scalar: Any = None) -> None:
         usual = getattr(core.tensor, name).__wrapped__
-        swapped = name in ("__radd__", "__rsub__", "__rmul__")
+        swapped = name.startswith("__r")
 
         def computed(self: Any, other: Any, _semantic: Any = None) -> Any:
             own = self.dtype
@@ -167,11 +180,15 @@ def _compute_directly() -> None:
                     ours = self.handle.data
                     data = compute(theirs, ours) if swapped else compute(ours, theirs)
                     is_block = self.type.is_block() or (type(other) is core.tensor and other.type.is_block())
-                    return result(data, scalar or own, is_block)
-            elif name == "__add__" and own.is_ptr() and type(other) is core.tensor and other.dtype.name in int_types:
-                size = max(1, self.handle.get_element_ty().primitive_bitwidth // 8)
-                data = self.handle.data + np.uint64(size) * other.handle.data.astype(np.uint64)
-                return result(data, own, self.type.is_block() or other.type.is_block())
+                    return made(data, scalar or (own if data.dtype == ours.dtype else other.dtype), is_block)
+            elif name == "__add__" and own.is_ptr():
+                theirs = as_operand(other, "int64")
+                if theirs is not None:
+                    size = max(1, self.handle.get_element_ty().primitive_bitwidth // 8)
+                    data = self.handle.data + np.uint64(size) * theirs.astype(np.uint64)
+                    return made(
+                        data, own, self.type.is_block() or (type(other) is core.tensor and other.type.is_block())
+                    )
             return usual(self, other, _semantic=_semantic)
 
         setattr(core.tensor, name, core.builtin(functools.wraps(usual)(computed)))
@@ -181,7 +198,84 @@ def _compute_directly() -> None:
         direct(f"__{name}__", compute, numbers)
         direct(f"__r{name}__", compute, numbers)
     direct("__truediv__", np.divide, {float_type})
+    direct("__rtruediv__", np.divide, {float_type})
+    direct("__floordiv__", lambda a, b: (a - np.fmod(a, b)) // b, set(int_types))  # towards zero, as compiled kernels
+    direct("__mod__", np.fmod, set(int_types))
     direct("__and__", np.bitwise_and, {bool_name})
     for name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
         short = {"less": "lt", "greater": "gt", "equal": "eq", "not_equal": "ne"}.get(name, name[0] + "e")
         direct(f"__{short}__", getattr(np, name), numbers, core.int1)
+
+    getitem, whole = core.tensor.__getitem__.__wrapped__, slice(None)
+
+    def with_new_axes(self: Any, slices: Any, _semantic: Any = None) -> Any:
+        if type(slices) is tuple and self.type.is_block() and all(part is None or part == whole for part in slices):
+            return made(self.handle.data[slices], self.dtype, True)
+        return getitem(self, slices, _semantic=_semantic)
+
+    def cast_if_needed(self: Any, value: Any, wanted: Any, rounding: Any = None) -> Any:
+        return value if value.dtype is wanted or value.dtype == wanted.scalar else cast(self, value, wanted, rounding)
+
+    def full_of_numbers(self: Any, shape: Any, value: Any, dtype: Any) -> Any:
+        if len(shape) and type(value) in (int, float) and dtype.name in numbers:
+            sizes = [core._unwrap_if_constexpr(size) for size in shape]
+            return made(np.full(sizes, value, interpreter._get_np_dtype(dtype)), dtype, True)
+        return full(self, shape, value, dtype)
+
+    core.tensor.__getitem__ = core.builtin(functools.wraps(getitem)(with_new_axes))
+    TritonSemantic.cast, TritonSemantic.full = cast_if_needed, full_of_numbers
+
+
+def _reach_memory_directly() -> None:
+    """Blocks of pointers to plain numbers are read and written at once, with a mask of their shape or of one that
+    numpy broadcasts to it; all other pointers go Triton's way."""
+    import numpy as np
+    from triton._C.libtriton import interpreter as memory
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    load, store, made = TritonSemantic.load, TritonSemantic.store, _make_tensors_directly()
+    plain = {"fp32", "int32", "int64", "uint8"}
+
+    @functools.cache
+    def everywhere(shape: tuple[int, ...]) -> Any:
+        return np.ones(shape, dtype=bool)
+
+    @functools.cache
+    def nothing(shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.zeros(shape, dtype)
+
+    def is_plain(pointer: Any) -> bool:
+        return bool(pointer.type.is_block() and pointer.dtype.is_ptr() and pointer.dtype.element_ty.name in plain)
+
+    def as_shaped(value: Any, shape: tuple[int, ...]) -> Any:
+        """A tensor's array with the dimensions and sizes of another; None where Triton has to find them."""
+        data = value.handle.data
+        if data.shape == shape:
+            return data
+        return np.broadcast_to(data, shape) if data.ndim == len(shape) or not value.type.is_block() else None
+
+    def load_directly(self: Any, pointer: Any, mask: Any, other: Any, *options: Any) -> Any:
+        if is_plain(pointer) and not options[0]:
+            addresses, kind = pointer.handle.data, pointer.dtype.element_ty
+            wanted = everywhere(addresses.shape) if mask is None else as_shaped(mask, addresses.shape)
+            dtype = interpreter._get_np_dtype(kind)
+            if other is None:
+                rest = nothing(addresses.shape, dtype)
+            else:
+                rest = as_shaped(self.cast(other, kind), addresses.shape)
+            if wanted is not None and rest is not None:
+                return made(memory.load(addresses, wanted, rest, dtype), kind, True)
+        return load(self, pointer, mask, other, *options)
+
+    def store_directly(self: Any, pointer: Any, value: Any, mask: Any, *options: Any) -> Any:
+        if is_plain(pointer) and not options[0]:
+            addresses = pointer.handle.data
+            wanted = everywhere(addresses.shape) if mask is None else as_shaped(mask, addresses.shape)
+            data = as_shaped(self.cast(value, pointer.dtype.element_ty), addresses.shape)
+            if wanted is not None and data is not None:
+                return self.tensor(memory.store(addresses, data, wanted), core.void)
+        return store(self, pointer, value, mask, *options)
+
+    TritonSemantic.load, TritonSemantic.store = load_directly, store_directly

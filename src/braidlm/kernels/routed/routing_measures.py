@@ -17,7 +17,7 @@ from braidlm.model.routing.losses import Measure, evaluate_together, load, routi
 from braidlm.model.routing.routing import Routing, Routings
 
 ELEMENTS, MAX_TOKENS, PROGRAMS, WARPS = 1024, 256, 64, 4
-"""Tokens times choices of a program's block, the maximum of its tokens, programs for each router, and their warps.
+"""Tokens times choices of a program's block, the maximum of its tokens, the most programs for a router, and their warps.
 
 A program holds four sums of its block's size in registers: with 8192 elements it would hold them in memory.
 """
@@ -83,8 +83,9 @@ class ChoiceMeans(torch.autograd.Function):
             torch.stack(parts[begin : begin + routers]) for begin in range(0, 3 * routers, routers)
         )
         tokens, choices = real_BT.numel(), probabilities.shape[-1]
-        sums = torch.empty(routers, PROGRAMS, MEANS, choices, dtype=torch.float32, device=real_BT.device)
-        _sum_choices[(routers, PROGRAMS)](
+        programs = min(PROGRAMS, triton.cdiv(tokens, block_tokens(choices)))
+        sums = torch.empty(routers, programs, MEANS, choices, dtype=torch.float32, device=real_BT.device)
+        _sum_choices[(routers, programs)](
             probabilities, chosen, weights, real_BT.contiguous().view(torch.uint8), sums, tokens, choices,
             chosen.shape[-1], MEANS, block_tokens(choices), triton.next_power_of_2(choices), num_warps=WARPS,
         )  # fmt: skip
