@@ -85,8 +85,7 @@ def test_sparse_equals_dense_with_any_positions(join: dict[str, Any], positions:
         assert_all_close(sparse, other)
 
 
-@pytest.mark.parametrize("positions", ["none", "rope"])
-@pytest.mark.parametrize("top_k", [1, 2, 4])
+@pytest.mark.parametrize(("top_k", "positions"), [(1, "none"), (2, "rope"), (4, "none")])
 @pytest.mark.parametrize("join", JOINS, ids=label)
 def test_sparse_equals_dense_in_long_sequences(join: dict[str, Any], top_k: int, positions: str) -> None:
     models = by_all_methods({**join, "top_k": top_k}, {"positions": positions, "context": 150})

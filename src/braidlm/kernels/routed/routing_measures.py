@@ -17,7 +17,7 @@ from braidlm.model.routing.losses import Measure, evaluate_together, load, routi
 from braidlm.model.routing.routing import Routing, Routings
 
 ELEMENTS, MAX_TOKENS, PROGRAMS, WARPS = 1024, 256, 64, 4
-"""Tokens times choices of a program's block, the maximum of its tokens, the most programs for a router, and their warps.
+"""Tokens times choices of a program's block, the maximum of its tokens, a router's most programs, and their warps.
 
 A program holds four sums of its block's size in registers: with 8192 elements it would hold them in memory.
 """
