@@ -106,7 +106,7 @@ def test_a_stack_is_its_paths(options: str, count: int, mask: str) -> None:
 
 @pytest.mark.parametrize("options", STACKS)
 def test_a_stack_is_its_paths_with_a_cache(options: str) -> None:
-    stacked, plain = both_forms(STACKS[options], 3)
+    stacked, plain = both_forms(STACKS[options], 4)
     ids, mask = random_ids(3, 7), MASKS["left"]
     expected, cache, done = plain(ids, attention_mask=mask, use_cache=False).logits, DynamicCache(), 0
     for piece in ids.split([3, 1, 2, 1], dim=1):
