@@ -77,8 +77,7 @@ def run(args: argparse.Namespace) -> None:
         "separator": parse_separators(args.separator or []),
     }
     options = options_of(args, "sources") | reading
-    sets = named_sources(args.sources)
-    if sets is None:
+    if (sets := named_sources(args.sources)) is None:
         _show(data := prepare(args.sources, **options))
         show_json(_facts(data))
         return

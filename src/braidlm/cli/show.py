@@ -134,8 +134,7 @@ def _about(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "training on a GPU", kernels
     if (seconds := facts.get("expected_seconds")) is not None:
         yield "expected time", f"about {duration(seconds)} on this machine"
-    run = facts.get("run") or {}
-    if run:
+    if run := facts.get("run") or {}:
         yield "checkpoint", run["checkpoint"] or "none yet"
     for kind in ("train", "validation"):
         record = {key: value for key, value in run.get(kind, {}).items() if isinstance(value, (int, float))}

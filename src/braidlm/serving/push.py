@@ -137,8 +137,7 @@ def _check(opened: OpenedModel) -> None:
         what = f"these adapters are for a model in a folder of this machine ({base.folder}), which others do not have"
         todo = "Push that model first, and write its name on the Hub in place of the folder into the adapters' config."
         raise BraidError(what, str(opened.folder), todo)
-    files = sorted(opened.folder.glob("*.safetensors"))
-    if not files:
+    if not (files := sorted(opened.folder.glob("*.safetensors"))):
         todo = "Load it with transformers and save it again, which writes model.safetensors."
         what = "this folder has no weights in safetensors, and Braid pushes no pickle"
         raise BraidError(what, str(opened.folder), todo)
@@ -165,7 +164,7 @@ def _card(
         made = cards.model_card(folder.name, lineage, model)
         if not text or (folder / cards.CARD).read_text(encoding="utf-8") == made:
             named = lineage | ({"licence": licence} if licence else {})
-            text = cards.without_front_matter(cards.model_card(title, named, model))
+            text = cards.FRONT_MATTER.sub("", cards.model_card(title, named, model), count=1)
         base = getattr(opened, "base", None)  # of adapters
         bases = {} if base is None else {"base_model": [base.hub]}
         told = cards.front_matter(lineage) | bases | {key: value for key, value in told.items() if value}

@@ -191,8 +191,7 @@ class TextStream:
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """What each token adds to the text; a token that completes no character adds nothing."""
     stream = TextStream(tokenizer, [])
-    texts = [stream.add(token) for token in ids]
-    if texts:
+    if texts := [stream.add(token) for token in ids]:
         texts[-1] += stream.finish()
     return texts
 

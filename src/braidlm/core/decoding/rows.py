@@ -257,8 +257,7 @@ class RowDecoder:
 
     def _begin_running(self, row: Row) -> None:
         """Put a row whose prompt has been read behind those that generate."""
-        other = self.rows[self.running]
-        if other is not row:
+        if (other := self.rows[self.running]) is not row:
             self.cache.swap(row.index, other.index)
             self.rows[row.index], self.rows[other.index] = other, row
             row.index, other.index = other.index, row.index

@@ -44,8 +44,7 @@ def cost_of(module: nn.Module, length: int, counted: dict[nn.Parameter, float] |
     for every use. `counted` has those that are counted already, each with its active share; others are added to it.
     """
     counted = {} if counted is None else counted
-    own_cost = getattr(module, "cost", None)
-    if own_cost is not None:
+    if (own_cost := getattr(module, "cost", None)) is not None:
         return own_cost(length)
     if isinstance(adapted := getattr(module, "base_layer", None), nn.Module):
         return cost_of(adapted, length, counted)  # peft's layer around it adds little

@@ -50,8 +50,7 @@ def choose_names(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]
         raise BraidError("no matrix is named", todo=f"The model has {', '.join(known)}.")
     chosen = []
     for end in wanted:
-        named = [name for name in names if f".{name}".endswith(f".{end}")]
-        if not named:
+        if not (named := [name for name in names if f".{name}".endswith(f".{end}")]):
             what = f"the model has no matrix '{end}'.{did_you_mean(end, known)}"
             raise BraidError(what, todo=f"It has {', '.join(known)}.")
         chosen += named

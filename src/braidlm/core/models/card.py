@@ -39,11 +39,6 @@ def read_card(folder: Path) -> tuple[dict[str, Any], str]:
     return (parse_yaml(match[1], str(folder / CARD)), text[match.end() :]) if match else ({}, text)
 
 
-def without_front_matter(card: str) -> str:
-    """The text of a card below what it tells the Hub."""
-    return FRONT_MATTER.sub("", card, count=1)
-
-
 def written_card(told: Mapping[str, Any], text: str) -> str:
     """A card of what it tells the Hub, and its text."""
     lines = []
@@ -184,8 +179,7 @@ def front_matter(lineage: dict[str, Any]) -> dict[str, Any]:
 def _hub_models(lineage: Any) -> Iterator[str]:
     if not isinstance(lineage, dict):
         return
-    match = HUB_MODEL.fullmatch(str(lineage.get("model")))
-    if match:
+    if match := HUB_MODEL.fullmatch(str(lineage.get("model"))):
         yield match[1]
     sources = lineage.get("sources")
     for inner in (lineage.get("base"), lineage.get("lineage"), *(sources if isinstance(sources, list) else ())):

@@ -27,8 +27,7 @@ def config_from(name: str, overrides: list[str] | None = None, vocab_size: int |
     """The configuration that a recipe describes; `vocab_size` is for one that leaves it to the tokenizer."""
     data = compose_recipe(name, overrides)
     model = read_model(data, name)
-    size = model.vocab_size or vocab_size
-    if size is None:
+    if (size := model.vocab_size or vocab_size) is None:
         key = "vocab_size" if is_preset(data) else "model.vocab_size"
         what = "the vocabulary's size is not known: this recipe takes it from the tokenizer"
         raise BraidError(what, name, f"Give {key}=N.")

@@ -119,8 +119,7 @@ class PackedData:
 
     def check_tokens(self, tokens: np.ndarray) -> None:
         """Refuse ids that the vocabulary does not have; for who reads beyond the first tokens."""
-        largest = int(tokens.max(initial=0))
-        if largest >= self.manifest.vocab_size:
+        if (largest := int(tokens.max(initial=0))) >= self.manifest.vocab_size:
             raise self._damaged(f"tokens.bin holds the id {largest} of a vocabulary of {self.manifest.vocab_size}")
 
     @cached_property

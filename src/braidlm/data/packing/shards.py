@@ -175,8 +175,7 @@ def _batches(pieces: Iterable[Piece], packer: Packer, counts: ShardCounts, where
     batch: list[_Part] = []
     size, eos = 0, packer.tokenizer.special.eos
     for number, document in enumerate(by_document(pieces), 1):
-        texts = from_first_word(document.texts, where)
-        if texts is None:
+        if (texts := from_first_word(document.texts, where)) is None:
             counts.empty += 1
             continue
         marked, before, prompt = False, "", document.prompt

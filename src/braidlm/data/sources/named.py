@@ -87,8 +87,7 @@ def _files(options: ReadOptions) -> dict[str, int]:
         folders[:] = [name for name in folders if name not in LEFT_OUT]
         for file in (Path(inside, name) for name in names if name.endswith(".py")):
             sizes[file.relative_to(folder).as_posix()] = file.stat().st_size
-    files = [(name, size) for name, size in sorted(sizes.items()) if size]
-    if not files:
+    if not (files := [(name, size) for name, size in sorted(sizes.items()) if size]):
         what = "this Python has no source files of its standard library"
         raise BraidError(what, str(folder), "Name a folder of Python files.")
     return dict(files[options.first : options.first + options.documents])

@@ -276,8 +276,7 @@ def _unknown(name: str, known: Any, where: str, step: str | None = None) -> Brai
 
 
 def _text_of(row: Mapping[str, Any], name: str, options: ReadOptions, where: str) -> str:
-    value = _field(row, name, where)
-    if value is None:
+    if (value := _field(row, name, where)) is None:
         return ""
     if isinstance(value, str):
         return value if value.isascii() else _without_surrogates(value, options, where)

@@ -61,8 +61,7 @@ class TrimmedLines:
         text = self._return + text
         self._return = "\r" if text.endswith("\r") and not ends else ""
         text = text.removesuffix(self._return).replace("\r\n", "\n")
-        bare = text.strip("\n")
-        if bare:
+        if bare := text.strip("\n"):
             before = self._newlines + len(text) - len(text.lstrip("\n")) if self._begun else 0
             for length in range(before, BLOCK, -BLOCK):
                 yield Piece("\n" * min(BLOCK, length - BLOCK), False)
@@ -174,8 +173,7 @@ def _after_marker(file: BinaryIO, at: int, size: int, marker: bytes) -> int:
     position, tail = at, b""
     file.seek(at)
     while block := file.read(BLOCK):
-        index = (tail + block).find(marker)
-        if index >= 0:
+        if (index := (tail + block).find(marker)) >= 0:
             return position - len(tail) + index + len(marker)
         position += len(block)
         tail = (tail + block)[-len(marker) + 1 :] if len(marker) > 1 else b""

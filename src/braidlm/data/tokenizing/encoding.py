@@ -216,8 +216,7 @@ class Packer:
             encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
             ids, counts = _flat([encoding.ids for encoding in encodings])
             sizes = self._token_bytes[ids]
-            words = spans.words_by_length(sizes, counts)
-            if words is not None:
+            if (words := spans.words_by_length(sizes, counts)) is not None:
                 return ids, counts, words, _ends_within(sizes, counts), True
         # The tokens do not spell the text, which was normalised, so offsets are needed.
         encodings = backend.encode_batch(list(texts), add_special_tokens=False)

@@ -115,8 +115,7 @@ def docs_page(schema: dict[str, Any]) -> str:
             report.heading(f"{method.upper()} {path}")
             if about := route.get("description") or route.get("summary"):
                 report.text(" ".join(about.split()))
-            rows = [(one["name"], _kind(one["schema"]), "", "") for one in route.get("parameters", ())]
-            if rows:
+            if rows := [(one["name"], _kind(one["schema"]), "", "") for one in route.get("parameters", ())]:
                 report.table(Table(("parameter", "type", "default", "about"), rows))
             for title, content in _contents(route):
                 if fields := list(_fields(content, schema)):

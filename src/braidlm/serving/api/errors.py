@@ -45,8 +45,10 @@ class ApiError(HTTPException):
         return JSONResponse(self.body, self.status_code, self.headers)
 
 
-def as_api_error(error: BraidError) -> ApiError:
-    """An error of ours with the status that it has over HTTP."""
+def as_api_error(error: BraidError | ApiError) -> ApiError:
+    """An error with the status that it has over HTTP."""
+    if isinstance(error, ApiError):
+        return error
     if isinstance(error, Busy):
         return ApiError(429, str(error), code="too_many_requests", headers={"Retry-After": "1"})
     if isinstance(error, UnknownModel):
@@ -60,11 +62,8 @@ def add_error_handlers(app: FastAPI) -> None:
     """Let every error of an app have OpenAI's shape."""
 
     @app.exception_handler(ApiError)
-    async def refused(request: Request, error: ApiError) -> JSONResponse:
-        return error.response()
-
     @app.exception_handler(BraidError)
-    async def of_ours(request: Request, error: BraidError) -> JSONResponse:
+    async def refused(request: Request, error: ApiError | BraidError) -> JSONResponse:
         return as_api_error(error).response()
 
     @app.exception_handler(RequestValidationError)

@@ -173,7 +173,7 @@ class Generation:
             if self.body.sends_usage:
                 await event(usage=self.usage)
         except (ApiError, BraidError) as error:
-            await send(sse((error if isinstance(error, ApiError) else as_api_error(error)).body))
+            await send(sse(as_api_error(error).body))
         except Exception:
             LOG.exception("a text ended with an error")
             await send(sse(ApiError(500, SERVER_ERROR).body))

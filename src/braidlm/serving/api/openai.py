@@ -156,8 +156,7 @@ async def _read(body: CompletionBody, engine: Engine) -> list[Prompt]:
 
 def _check_length(prompts: list[list[int]], engine: Engine, param: str, scored_only: bool = False) -> None:
     """Refuse prompts that leave no room; the engine would too, without OpenAI's code for it."""
-    longest = max(map(len, prompts))
-    if longest >= engine.limit + scored_only:
+    if (longest := max(map(len, prompts))) >= engine.limit + scored_only:
         what = f"the prompt has {longest} tokens, and the model's limit is {engine.limit}"
         raise ApiError(400, f"{what}. Shorten the prompt.", param, "context_length_exceeded")
 

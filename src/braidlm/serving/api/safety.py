@@ -126,8 +126,7 @@ class Guard:
 
     def _knows(self, host: str) -> bool:
         """Addresses are always known: only a name can be made to lead here by a stranger."""
-        name = _HOST.fullmatch(host.lower())
-        if name is None:
+        if (name := _HOST.fullmatch(host.lower())) is None:
             return False
         try:
             ipaddress.ip_address(name["name"].strip("[]"))
