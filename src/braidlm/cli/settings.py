@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import types
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -82,16 +83,13 @@ def common_options(**defaults: Any) -> argparse.ArgumentParser:
 
 def add_sampling(add: Callable[..., Any], gives: str) -> None:
     """The options of how tokens are chosen; those that are not given are left to the verb's function."""
-
-    def leave_out(option: str, **shared: Any) -> None:
-        add(option, default=argparse.SUPPRESS, **shared)
-
-    leave_out("--temperature", type=number(Temperature), help="0: the most probable token (default 0.8)")
-    leave_out("--top-k", type=number(Count), metavar="N", help="choose among the N most probable tokens")
+    add = partial(add, default=argparse.SUPPRESS)
+    add("--temperature", type=number(Temperature), help="0: the most probable token (default 0.8)")
+    add("--top-k", type=number(Count), metavar="N", help="choose among the N most probable tokens")
     about = "choose among tokens that together have probability P"
-    leave_out("--top-p", type=number(Probability), metavar="P", help=about)
-    leave_out("--seed", type=number(Seed), help=f"the same seed gives the same {gives}")
-    leave_out("--greedy", action="store_true", help="always the most probable token")
+    add("--top-p", type=number(Probability), metavar="P", help=about)
+    add("--seed", type=number(Seed), help=f"the same seed gives the same {gives}")
+    add("--greedy", action="store_true", help="always the most probable token")
 
 
 def add_switches(add: Callable[..., Any]) -> None:

@@ -16,24 +16,9 @@ from typing import Any
 from urllib.parse import quote as url_quoted
 
 from braidlm import __version__
+from braidlm.core.report import report as report_parts
 from braidlm.core.report.chart_data import chart_data, chart_table
-from braidlm.core.report.report import (
-    COLOURS,
-    Code,
-    Facts,
-    Heading,
-    Links,
-    Mark,
-    Part,
-    Picture,
-    Quote,
-    Report,
-    Strong,
-    Table,
-    Text,
-    Tokens,
-    cell_text,
-)
+from braidlm.core.report.report import COLOURS, Heading, Mark, Part, Report, Strong, Table, Text, cell_text
 
 STYLES = ("tokens.css", "charts.css", "page.css")
 SCRIPTS = ("vendor/d3.js", "charts.js", "reading.js")
@@ -135,10 +120,10 @@ def _part(part: Part) -> str:
             return f"<h{level}>{_inline(text)}</h{level}>"
         case Text():
             return "\n".join(f"<p>{_inline(paragraph)}</p>" for paragraph in part.paragraphs)
-        case Links(links):
+        case report_parts.Links(links):
             items = (f'<li><a href="{url_quoted(file)}">{_inline(name)}</a></li>' for name, file in links.items())
             return f'<ul class="links">{"".join(items)}</ul>'
-        case Facts(values):
+        case report_parts.Facts(values):
             texts = {name: cell_text(value) for name, value in values.items()}
             sizes = (' class="long"' if len(text) > LONG else "" for text in texts.values())
             facts = zip(sizes, texts.items(), strict=True)
@@ -147,17 +132,17 @@ def _part(part: Part) -> str:
         case Table():
             wide = ' class="wide"' if len(part.columns) >= WIDE else ""
             return f"<figure{wide}>{_scroll(part)}</figure>"
-        case Picture(chart, caption, name):
+        case report_parts.Picture(chart, caption, name):
             data = json.dumps(chart_data(chart) | {"name": name}, ensure_ascii=False, separators=(",", ":"))
             # Within a script `</script` and `<!--` would count even in a string.
             script = f'<script type="application/json">{data.replace("<", chr(92) + "u003c")}</script>'
             table = f"<details open><summary>The values</summary>{_scroll(chart_table(chart))}</details>"
             return f'<figure class="picture"><div class="chart"></div>{script}{_caption(caption)}{table}</figure>'
-        case Quote(text, who, prompt, note):
+        case report_parts.Quote(text, who, prompt, note):
             before = f'<span class="prompt">{escape(prompt)}</span>' if prompt else ""
             quoted = f"<blockquote>{before}{escape(text if prompt else text.strip())}</blockquote>"
             return f'<figure class="quote">{quoted}{_caption(", ".join(filter(None, (who, note))))}</figure>'
-        case Tokens(rows, names, neutral, caption):
+        case report_parts.Tokens(rows, names, neutral, caption):
             styles = name_styles(names, neutral)
             legend = "".join(f'<li><span class="{styles[name]}">{escape(name)}</span></li>' for name in names)
             lines = "\n".join(
@@ -165,7 +150,7 @@ def _part(part: Part) -> str:
                 for label, pieces in rows
             )
             return f'<figure class="tokens"><ul>{legend}</ul><dl>\n{lines}\n</dl>{_caption(caption)}</figure>'
-        case Code(text, summary):
+        case report_parts.Code(text, summary):
             listing = f'<pre tabindex="0">{escape(text.strip(chr(10)))}</pre>'
             if summary:
                 listing = f"<details><summary>{_inline(summary)}</summary>{listing}</details>"

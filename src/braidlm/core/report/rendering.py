@@ -13,23 +13,10 @@ from rich import markup
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
+from braidlm.core.report import report as report_parts
 from braidlm.core.report.chart_data import chart_table
 from braidlm.core.report.page import html
-from braidlm.core.report.report import (
-    Code,
-    Facts,
-    Heading,
-    Links,
-    Mark,
-    Part,
-    Picture,
-    Quote,
-    Report,
-    Strong,
-    Table,
-    Text,
-    cell_text,
-)
+from braidlm.core.report.report import Heading, Mark, Part, Report, Strong, Table, Text, cell_text
 
 SPECIAL = re.compile(r"[\\*\[\]<>|]|~~|(?<!\w)_|_(?!\w)|^#", re.MULTILINE)
 """What Markdown would read as markup."""
@@ -79,22 +66,22 @@ def part_markdown(part: Part) -> str:
             return f"{'#' * level} {plain(text)}"
         case Text():
             return "\n\n".join(map(plain, part.paragraphs))
-        case Facts(values):
+        case report_parts.Facts(values):
             return "\n".join(f"- {plain(name)}: {plain(cell_text(value))}" for name, value in values.items())
         case Table():
             lines = [list(map(plain, part.columns)), ["---"] * len(part.columns)]
             lines += [[_cell(value, plain, "**", "**").replace("\n", " ") for value in row] for row in part.rows]
             table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
             return f"{plain(part.caption)}\n\n{table}" if part.caption else table
-        case Picture(chart, caption):
+        case report_parts.Picture(chart, caption):
             return "\n\n".join(filter(None, [plain(caption), part_markdown(chart_table(chart))]))
-        case Quote(text, who, prompt, note):
+        case report_parts.Quote(text, who, prompt, note):
             quoted = SPECIAL.sub(r"\\\g<0>", prompt + text).replace("`", r"\`").split("\n")
             said = "\n".join(f"> {line}".rstrip() + "  " for line in quoted)
             return "\n\n".join(filter(None, [f"**{plain(who)}**" if who else "", said, plain(note)]))
-        case Code(text, summary) if not summary:
+        case report_parts.Code(text, summary) if not summary:
             return f"```\n{text.strip(chr(10))}\n```"
-        case Links(files):
+        case report_parts.Links(files):
             return "\n".join(f"- [{plain(name)}]({file.replace(' ', '%20')})" for name, file in files.items())
     return ""
 
@@ -114,14 +101,14 @@ def _show(part: Part) -> None:
     match part:
         case Heading(text) | Text(text):
             console.show(text.replace("`", ""))
-        case Facts(values):
+        case report_parts.Facts(values):
             for name, value in values.items():
                 console.show(f"{name}: {cell_text(value)}")
         case Table():
             rows = [[_cell(value, markup.escape, "[bold]", " *[/bold]") for value in row] for row in part.rows]
             columns = [markup.escape(name) for name in part.columns]
             console.table(columns, rows, part.title or part.caption or None, part.keep or None)
-        case Quote(text, who, prompt, note):
+        case report_parts.Quote(text, who, prompt, note):
             lines = [f"  {who}:"] if who else []
             lines += [f"    {line}".rstrip() for line in (prompt + text).split("\n")]
             console.show("\n".join([*lines, *([f"    {note}"] if note else []), ""]))

@@ -11,14 +11,8 @@ from braidlm.core.errors import BraidError
 from braidlm.data.packing.shards import Limit
 from braidlm.data.sources.format import by_document, from_first_word
 from braidlm.data.sources.plan import ReadOptions, Shard, ShardPlan, no_documents
-from braidlm.data.tokenizing.build import (
-    BraidTokenizer,
-    SpecialTokens,
-    bytes_tokenizer,
-    load_tokenizer,
-    train_tokenizer,
-)
-from braidlm.data.tokenizing.tokenizer import SpaceBefore
+from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer, train_tokenizer
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpaceBefore, SpecialTokens
 from braidlm.model.config.ranges import Positive, VocabularySize
 from braidlm.model.config.strict import decode
 

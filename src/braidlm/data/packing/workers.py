@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -135,28 +136,32 @@ def _loaded(folder: Path, written: int) -> tuple[Job, Packer]:
 
 
 def _in_processes(job: Job, indices: Sequence[int], workers: int) -> Iterator[tuple[int, ShardCounts]]:
-    pending = list(reversed(indices))
-    answers: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
     processes: list[subprocess.Popen[str]] = []
-    threads: list[threading.Thread] = []
+    free: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
+    threads = ThreadPoolExecutor(workers)
+
+    def packed(index: int) -> dict[str, Any]:
+        process = free.get()
+        try:
+            return _answer(process, index)
+        finally:
+            free.put(process)
+
     try:
         with _blocked_interruptions():
             for _ in range(workers):
                 processes.append(_start_process(job.folder))
-                thread = threading.Thread(target=_feed, args=(processes[-1], pending, answers), daemon=True)
-                thread.start()
-                threads.append(thread)
-        for _ in indices:
-            index, answer = answers.get()
-            if "error" in answer:
+                free.put(processes[-1])
+            answers = {threads.submit(packed, index): index for index in indices}
+        for done in as_completed(answers):
+            if "error" in (answer := done.result()):
                 raise BraidError(*answer["error"])
-            yield index, ShardCounts(**answer)
+            yield answers[done], ShardCounts(**answer)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-        for thread in threads:
-            thread.join()
+        threads.shutdown(cancel_futures=True)
         for process in processes:
             with contextlib.suppress(OSError), process:
                 pass  # closes the pipes
@@ -192,30 +197,21 @@ def _blocked_interruptions() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _feed(
-    process: "subprocess.Popen[str]", pending: list[int], answers: "queue.SimpleQueue[tuple[int, dict[str, Any]]]"
-) -> None:
-    """Send one process shard after shard until none is left."""
+def _answer(process: "subprocess.Popen[str]", index: int) -> dict[str, Any]:
+    """What a process answers that is told to pack a shard: its counts, or the error."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(IndexError):  # all are given out
-        while True:
-            index = pending.pop()
-            try:
-                process.stdin.write(f"{index}\n")
-                process.stdin.flush()
-                answer = process.stdout.readline()
-            except (OSError, ValueError):
-                answer = ""
-            if answer.endswith("\n"):
-                answers.put((index, json.loads(answer)))
-                continue
-            code = process.wait()
-            reason = "it was killed; is there enough memory?" if code < 0 else f"exit code {code}"
-            todo = (
-                "Finished shards are kept: run the same command again to continue, with fewer `--workers` if memory is "
-            )
-            answers.put((index, {"error": ["a packing process ended unexpectedly", reason, todo + "short."]}))
+    with contextlib.suppress(OSError, ValueError):
+        process.stdin.write(f"{index}\n")
+        process.stdin.flush()
+        if (answer := process.stdout.readline()).endswith("\n"):
+            return json.loads(answer)  # type: ignore[no-any-return]
+    code = process.wait()
+    reason = "it was killed; is there enough memory?" if code < 0 else f"exit code {code}"
+    todo = (
+        "Finished shards are kept: run the same command again to continue, with fewer `--workers` if memory is short."
+    )
+    return {"error": ["a packing process ended unexpectedly", reason, todo]}
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -120,6 +120,12 @@ class Generation:
         ends = frozenset() if self.body.ignore_eos else self.engine.ends
         return choice.pieces(ends, self.metrics, self.body.model)
 
+    def listed_ids(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        """The ids of tokens, where they are asked for."""
+        if not self.body.return_token_ids:
+            return {}
+        return {"token_ids": piece.ids} | ({} if choice.has_begun else {"prompt_token_ids": list(choice.prompt.ids)})
+
     @property
     def usage(self) -> dict[str, int]:
         """How many tokens were read and written."""
@@ -234,17 +240,3 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T |
         for task in (doing, watching):
             task.cancel()
         await asyncio.gather(doing, watching, return_exceptions=True)
-
-
-def listed_ids(choice: Choice, piece: Piece, body: GenerationBody) -> dict[str, Any]:
-    """The ids of tokens, where they are asked for."""
-    if not body.return_token_ids:
-        return {}
-    return {"token_ids": piece.ids} | ({} if choice.has_begun else {"prompt_token_ids": list(choice.prompt.ids)})
-
-
-def check_count(prompts: Sequence[Any], body: GenerationBody, most: int) -> None:
-    """Refuse more texts in one request than may wait."""
-    if len(prompts) * body.n > most:
-        what = f"this request asks for {len(prompts)} x {body.n} texts, and at most {most} may wait"
-        raise ApiError(400, what, "n" if body.n > 1 else "prompt")

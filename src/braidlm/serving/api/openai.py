@@ -9,17 +9,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from braidlm.core.decoding.generation import encode_prompts
-from braidlm.serving.api.bodies import ChatBody, CompletionBody
+from braidlm.serving.api.bodies import ChatBody, CompletionBody, GenerationBody
 from braidlm.serving.api.errors import ApiError
-from braidlm.serving.api.generation import (
-    Choice,
-    EventStream,
-    Generation,
-    Prompt,
-    check_count,
-    listed_ids,
-    while_connected,
-)
+from braidlm.serving.api.generation import Choice, EventStream, Generation, Prompt, while_connected
 from braidlm.serving.api.metrics import Metrics
 from braidlm.serving.api.safety import Limits
 from braidlm.serving.api.texts import Piece, TokenTexts, chat_logprobs, completion_logprobs, prompt_entries
@@ -59,7 +51,7 @@ class Openai:
 
     async def completions(self, body: CompletionBody, request: Request) -> Response:
         """Text after one prompt or several; with `stream` as server-sent events."""
-        check_count(body.prompts, body, self.models.waiting)
+        self._check_count(body, len(body.prompts))
         if body.max_tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens: 0 tokens can only be asked for with echo", "max_tokens")
         engine = await self.models.engine(body.model)
@@ -74,7 +66,7 @@ class Openai:
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """The next message of a chat, where the model's tokenizer has a template for chats."""
-        check_count([body], body, self.models.waiting)
+        self._check_count(body, 1)
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs: only with logprobs: true", "top_logprobs")
         model = self.models.find(body.model)
@@ -105,6 +97,12 @@ class Openai:
         answer = await while_connected(request.receive, generation.gather(tell, seconds))
         return JSONResponse(answer) if answer is not None else Response(status_code=499)
 
+    def _check_count(self, body: GenerationBody, prompts: int) -> None:
+        """Refuse more texts in one request than may wait."""
+        if prompts * body.n > self.models.waiting:
+            what = f"this request asks for {prompts} x {body.n} texts, and at most {self.models.waiting} may wait"
+            raise ApiError(400, what, "n" if body.n > 1 else "prompt")
+
     def _texts_of(self, engine: Engine) -> TokenTexts:
         return self._texts.setdefault(engine.tokenizer.fingerprint, TokenTexts(engine.tokenizer))
 
@@ -119,7 +117,7 @@ def _tell_completion(generation: Generation, body: CompletionBody, choice: Choic
             entries = [*prompt_entries(choice.completion.prompt, generation.engine.tokenizer), *entries]
         logprobs = completion_logprobs(entries, generation.texts, body.logprobs)
     told = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.reason}
-    return told | listed_ids(choice, piece, body)
+    return told | generation.listed_ids(choice, piece)
 
 
 def _begin_chat(choice: Choice) -> dict[str, Any]:
@@ -133,7 +131,7 @@ def _tell_chat(generation: Generation, body: ChatBody, choice: Choice, piece: Pi
     if body.stream:
         message = {"delta": {"content": piece.text} if piece.text else {}}
     told = {"index": choice.index, **message, "logprobs": logprobs, "finish_reason": choice.reason}
-    return told | listed_ids(choice, piece, body)
+    return told | generation.listed_ids(choice, piece)
 
 
 async def _read(body: CompletionBody, engine: Engine) -> list[Prompt]:
