@@ -4,7 +4,7 @@ import os
 import re
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.reading import read_bytes
@@ -64,7 +64,7 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
             # A recipe is composed from its own folder, so that it needs no package header; `/models/gpt2@model` in its
             # defaults list is found through the search path.
             parsed = filter(None, map(_parsed, overrides or []))
-            changed = {one.key for one in parsed if one.sign != "+"}  # `+` adds a choice to a defaults list
+            changed = {key for sign, key, _ in parsed if sign != "+"}  # `+` adds a choice to a defaults list
             with hydra.bounded_interpolation(), hydra.hydra_in(path.parent, changed):
                 data = resolved(hydra.compose_quickly(path.stem, hydra_overrides(overrides)))
         except BraidError:
@@ -126,8 +126,8 @@ def hydra_overrides(overrides: list[str] | None) -> list[str]:
     written = [f"hydra.searchpath=[{quoted(f'file://{recipe_root()}')}]"]
     for override in overrides or []:
         if (parsed := _parsed(override)) is not None:
-            sign = "++" if not parsed.sign and parsed.value else parsed.sign
-            override = f"{sign}{parsed.key}{parsed.value}"
+            sign, key, value = parsed
+            override = f"{'++' if not sign and value else sign}{key}{value}"
         written.append(override)
     return written
 
@@ -138,40 +138,32 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-class _Override(NamedTuple):
-    """An override of a key; choices of a defaults group (`models@model=...`) are none."""
-
-    sign: str
-    """`+`, `++`, `~` or nothing."""
-    key: str
-    """As Hydra writes it: `stages.2` where our errors write `stages[2]`."""
-    value: str
-    """With its `=`, or nothing."""
-
-
-def _parsed(override: str) -> _Override | None:
+def _parsed(override: str) -> tuple[str, str, str] | None:
+    """The sign (`+`, `++`, `~` or nothing), the key as Hydra writes it (`stages.2` where our errors write `stages[2]`),
+    and the value with its `=`, or nothing; None for a choice of a defaults group (`models@model=...`)."""
     match = _OVERRIDE.match(override)
-    return match and _Override(match[1] or "", _INDEX.sub(_DOTTED, match[2]), match[3] or "")
+    return match and (match[1] or "", _INDEX.sub(_DOTTED, match[2]), match[3] or "")
 
 
 def _raise_missing(name: str, overrides: list[str], path: Path) -> None:
     """Tell every key that an override needs and the recipe does not have: `~key` removes, `list[2]` is an element."""
-    needy = {
-        override: parsed
-        for override, parsed in ((one, _parsed(one)) for one in overrides)
-        if parsed is not None and (parsed.sign == "~" or any(step.isdigit() for step in parsed.key.split(".")))
-    }
+    needy: dict[str, tuple[bool, list[str]]] = {}
+    for override in overrides:
+        sign, key, _ = _parsed(override) or ("", "", "")
+        steps = key.split(".")
+        if sign == "~" or any(step.isdigit() for step in steps):
+            needy[override] = sign == "~", steps
     if needy:
         recipe = compose_recipe(name, [override for override in overrides if override not in needy])
-        if problems := [problem for one in needy.items() if (problem := _missing(*one, recipe))]:
+        found = (_missing(override, *needs, recipe) for override, needs in needy.items())
+        if problems := [problem for problem in found if problem]:
             raise BraidError("\n".join(problems), str(path))
 
 
-def _missing(override: str, parsed: _Override, recipe: Any) -> str | None:
+def _missing(override: str, removes: bool, steps: list[str], recipe: Any) -> str | None:
     """What the override names and the recipe does not have, with the nearest name; None where it has it all."""
-    removes = parsed.sign == "~"
     named = override.partition("=")[0] if removes else override  # Hydra's sweeps write ~key=null
-    node, where, steps = recipe, "", parsed.key.split(".")
+    node, where = recipe, ""
     for at, step in enumerate(steps):
         if isinstance(node, dict):
             children = {str(key): value for key, value in node.items()}

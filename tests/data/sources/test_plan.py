@@ -268,7 +268,7 @@ def test_a_document_is_the_same_in_pieces_of_any_size(
         patch.setattr("braidlm.data.sources.files.BLOCK", block)
         (shard,) = plan_shards([path], options, 1 << 20).shards
         pieces = list(shard.format.pieces(shard, options))
-        assert ["".join(document.texts) for document in by_document(pieces)] == whole
+        assert ["".join(texts) for texts, _ in by_document(pieces)] == whole
         assert max(len(piece.text) for piece in pieces) <= 2 * block + len(separator) + whitespace(text)
         assert read(path, separator=separator, shard_bytes=7) == read(path, separator=separator)
 

@@ -17,7 +17,7 @@ def as_pieces(texts: list[list[str]]) -> list[Piece]:
 
 
 def read(pieces: list[Piece], size: int) -> list[str]:
-    return ["".join(document.texts) for document in by_document(in_sections(pieces, size))]
+    return ["".join(texts) for texts, _ in by_document(in_sections(pieces, size))]
 
 
 @given(documents, st.integers(1, 12))

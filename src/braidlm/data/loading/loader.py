@@ -46,16 +46,6 @@ class Place:
         return not self.column and not self.offset
 
 
-class _Epoch(NamedTuple):
-    """An epoch of one data set, or of a part of it."""
-
-    stream: TokenStream
-    starts: np.ndarray
-    """Where the chunks start, in order."""
-    trained_lengths: np.ndarray
-    """How many positions of each chunk are trained."""
-
-
 class Loader:
     """Batches from one data set or a mixture. Rank r of `world` has the global rows [r * n, (r + 1) * n).
 
@@ -86,7 +76,7 @@ class Loader:
         self._mixture = Mixture(mix, {stream.name: len(stream) for stream in self.streams})
         self._kept_rows = self._fixed_rows() if chunking.keeps_rows else None
         self._positions, self._credits = [StreamPosition()] * len(self.streams), [0.0] * len(self.streams)
-        self._epochs: list[dict[int, _Epoch]] = [{} for _ in self.streams]
+        self._epochs: list[dict[int, tuple[TokenStream, np.ndarray, np.ndarray]]] = [{} for _ in self.streams]
         self._drawn: tuple[GlobalBatch, list[StreamPosition], list[float]] | None = None
         self._place = Place(length)
 
@@ -239,27 +229,27 @@ class Loader:
             part = pacing.part_at(position.part, progress)
             if part != position.part:  # the part that is due begins an epoch of its own
                 position = StreamPosition(position.epoch + 1, 0, part, self._trained(index, position))
-            epoch = self._epoch(index, position)
+            stream, begins, trained = self._epoch(index, position)
             chunks = slice(position.chunk, position.chunk + count - taken)
-            starts = epoch.starts[chunks]
+            starts = begins[chunks]
             if self.chunking.keeps_rows:  # the first `count` chunks of an epoch begin the rows' texts
                 continues[taken : taken + len(starts)] = np.arange(len(starts)) + position.chunk >= count
-            places.append(epoch.stream.positions(starts, self.length + 1))
-            lengths.append(epoch.trained_lengths[chunks])
+            places.append(stream.positions(starts, self.length + 1))
+            lengths.append(trained[chunks])
             taken += len(starts)
             position = position._replace(chunk=position.chunk + len(starts))
-            if position.chunk == len(epoch.starts):
+            if position.chunk == len(begins):
                 after = self._trained(index, position)
                 position = StreamPosition(position.epoch + 1, 0, pacing.part_after(part), after)
         return np.concatenate(places), np.concatenate(lengths), continues, position
 
     def _trained(self, index: int, position: StreamPosition) -> float:
         """How often the data set was trained up to a position."""
-        epoch = self._epoch(index, position)
-        share = len(epoch.stream) / len(self.streams[index])
-        return position.before + share * position.chunk / len(epoch.starts)
+        stream, starts, _ = self._epoch(index, position)
+        return position.before + len(stream) / len(self.streams[index]) * position.chunk / len(starts)
 
-    def _epoch(self, index: int, position: StreamPosition) -> _Epoch:
+    def _epoch(self, index: int, position: StreamPosition) -> tuple[TokenStream, np.ndarray, np.ndarray]:
+        """The stream of an epoch, where its chunks start in their order, and how many positions of each are trained."""
         epochs, number = self._epochs[index], position.epoch
         if number not in epochs:
             stream = self.streams[index].part(position.part, self.seed)
@@ -268,7 +258,7 @@ class Loader:
             if not len(starts):
                 raise RuntimeError(f"chunking '{self.chunking.as_dict()['kind']}' gave an epoch without chunks")
             trained_lengths = self.chunking.trained_lengths(stream, starts, self.length)
-            epochs[number] = _Epoch(stream, starts, trained_lengths)
+            epochs[number] = stream, starts, trained_lengths
         return epochs[number]
 
     def _fingerprint(self) -> dict[str, Any]:

@@ -86,7 +86,8 @@ def look(pieces: Iterable[Piece], options: ReadOptions, path: Path) -> int:
     The first number says which rule a document breaks, from 1, or that it is blank (-1); the others are hashes.
     """
     checks = [RULES[name] for name in options.quality]
-    table = np.array([_numbers("".join(document.texts), checks, options) for document in by_document(pieces)], np.int64)
+    texts = ("".join(texts) for texts, _ in by_document(pieces))
+    table = np.array([_numbers(text, checks, options) for text in texts], np.int64)
     scratch = path.with_suffix(f".{os.getpid()}")
     with open(scratch, "wb") as file:
         np.save(file, table.reshape(len(table), -1), allow_pickle=False)

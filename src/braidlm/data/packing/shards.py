@@ -174,11 +174,11 @@ def _batches(pieces: Iterable[Piece], packer: Packer, counts: ShardCounts, where
     """The documents that have a word, in parts short enough to encode."""
     batch: list[_Part] = []
     size, eos = 0, packer.tokenizer.special.eos
-    for number, document in enumerate(by_document(pieces), 1):
-        if (texts := from_first_word(document.texts, where)) is None:
+    for number, (document, prompt) in enumerate(by_document(pieces), 1):
+        if (texts := from_first_word(document, where)) is None:
             counts.empty += 1
             continue
-        marked, before, prompt = False, "", document.prompt
+        marked, before = False, ""
         parts: Iterator[str | None] = chain(packer.cutter.parts(texts), [None])
         for part, following in pairwise(parts):
             assert part is not None

@@ -144,8 +144,8 @@ def at_least_one(texts: Iterator[str], where: str | None = None, advance: Any = 
 
 def documents_with_words(shard: Shard, options: ReadOptions) -> Iterator[Iterator[str]]:
     """The texts of each document's pieces, without documents that are blank."""
-    for document in by_document(shard.format.pieces(shard, options)):
-        if (texts := from_first_word(document.texts, shard.place)) is not None:
+    for document, _ in by_document(shard.format.pieces(shard, options)):
+        if (texts := from_first_word(document, shard.place)) is not None:
             yield texts
 
 

@@ -34,14 +34,6 @@ class Piece(NamedTuple):
     """How many of the document's first characters are only read and never predicted; said with its first piece."""
 
 
-class Document(NamedTuple):
-    """A document that is read piece by piece."""
-
-    texts: Iterator[str]
-    prompt: int
-    """How many of its first characters are only read and never predicted."""
-
-
 @dataclass(frozen=True)
 class ReadOptions:
     """How documents are read from a source; each format uses the options that concern it."""
@@ -180,7 +172,7 @@ class Format(ABC):
 
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
         """The documents of one shard, in order."""
-        return ("".join(document.texts) for document in by_document(self.pieces(shard, options)))
+        return ("".join(texts) for texts, _ in by_document(self.pieces(shard, options)))
 
     def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
         """The documents in pieces that fit into memory."""
@@ -195,8 +187,8 @@ class Format(ABC):
         return {"place": source, "size": status.st_size, "changed": status.st_mtime_ns}
 
 
-def by_document(pieces: Iterable[Piece]) -> Iterator[Document]:
-    """Each document, which has to be read before the next."""
+def by_document(pieces: Iterable[Piece]) -> Iterator[tuple[Iterator[str], int]]:
+    """Each document piece by piece, to be read before the next, and how many of its first characters are its prompt."""
     remaining = iter(pieces)
 
     def until_end(piece: Piece) -> Iterator[str]:
@@ -205,7 +197,7 @@ def by_document(pieces: Iterable[Piece]) -> Iterator[Document]:
             piece = next(remaining)
             yield piece.text
 
-    return (Document(until_end(piece), piece.prompt) for piece in remaining)
+    return ((until_end(piece), piece.prompt) for piece in remaining)
 
 
 def from_first_word(document: Iterator[str], where: str) -> Iterator[str] | None:

@@ -228,8 +228,6 @@ class Packer:
     @property
     def token_sizes(self) -> np.ndarray:
         """[tokens of the vocabulary]: the bytes of text that each token stands for."""
-        if self.tokenizer.is_plain_bytes:
-            return np.array([len(token or b"") for token in self.tokenizer.token_bytes])
         if self._token_bytes is None:
             what = "the tokens of this tokenizer do not spell the text, so that chunks of them have no size in bytes"
             raise BraidError(what, "chunk_tokens", "Use a byte-level tokenizer, such as `--tokenizer bpe`.")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from html import unescape
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 from braidlm.core.errors import BraidError, did_you_mean
@@ -124,38 +124,29 @@ class ServedFolders:
     def _look(self) -> FoundFolders:
         before, found, left = self._found, FoundFolders(), [MAX_ENTRIES]
         for root in self.roots:
-            for entry in _entries(root, DEPTH, left):
+            for path, status in _entries(root, DEPTH, left):
                 # A name is text, whatever bytes it has.
-                name = os.fsencode(Path(root.name) / entry.path.relative_to(root)).decode("utf-8", "replace")
-                if not entry.is_folder:
-                    if report := self._report(entry, name):
+                name = os.fsencode(Path(root.name) / path.relative_to(root)).decode("utf-8", "replace")
+                if status is not None:
+                    if report := self._report(path, status, name):
                         found.reports[report.id] = report
-                elif (entry.path / RECIPE).is_file():
-                    id = _id_of(entry.path)
-                    found.runs[id] = before.runs.get(id) or RunLog(id, name, entry.path)
-                elif is_model_folder(entry.path):
-                    found.models.append(entry.path)
+                elif (path / RECIPE).is_file():
+                    id = _id_of(path)
+                    found.runs[id] = before.runs.get(id) or RunLog(id, name, path)
+                elif is_model_folder(path):
+                    found.models.append(path)
         return found
 
-    def _report(self, entry: "Entry", name: str) -> FoundReport | None:
+    def _report(self, path: Path, status: os.stat_result, name: str) -> FoundReport | None:
         """The report that a file is, which is read again when it has changed."""
-        key = (entry.path, entry.changed_ns, entry.size)
+        key = (path, status.st_mtime_ns, status.st_size)
         if key not in self._heads:
             if len(self._heads) >= MAX_ENTRIES:
                 self._heads.clear()
-            self._heads[key] = _title(entry)
+            self._heads[key] = _title(path, status.st_size)
         if (told := self._heads[key]) is None:
             return None
-        return FoundReport(_id_of(entry.path), name, entry.path, *told, entry.changed_ns / 1e9)
-
-
-class Entry(NamedTuple):
-    """A plain file or a folder."""
-
-    path: Path
-    is_folder: bool
-    size: int
-    changed_ns: int
+        return FoundReport(_id_of(path), name, path, *told, status.st_mtime_ns / 1e9)
 
 
 def _by_id(kind: str, id: str, known: dict[str, Any]) -> Any:
@@ -175,9 +166,9 @@ def _roots(names: Sequence[StrPath]) -> Iterator[Path]:
         yield from (Path(os.path.realpath(folder)) for folder in found)
 
 
-def _entries(folder: Path, depth: int, left: list[int]) -> Iterator[Entry]:
-    """A folder, the pages in it and the folders below; at most `left[0]` entries are looked at."""
-    yield Entry(folder, True, 0, 0)
+def _entries(folder: Path, depth: int, left: list[int]) -> Iterator[tuple[Path, os.stat_result | None]]:
+    """A folder, the pages in it with their status and the folders below; at most `left[0]` entries are looked at."""
+    yield folder, None
     if not depth or (depth < DEPTH and is_model_folder(folder)):
         return
     try:
@@ -196,20 +187,20 @@ def _entries(folder: Path, depth: int, left: list[int]) -> Iterator[Entry]:
         if stat.S_ISDIR(status.st_mode) and entry.name not in NOT_LOOKED_AT:
             yield from _entries(Path(entry.path), depth - 1, left)
         elif stat.S_ISREG(status.st_mode) and entry.name.endswith(".html"):
-            yield Entry(Path(entry.path), False, status.st_size, status.st_mtime_ns)
+            yield Path(entry.path), status
 
 
-def _title(entry: Entry) -> tuple[str, str] | None:
-    if entry.size > MAX_REPORT:
+def _title(path: Path, size: int) -> tuple[str, str] | None:
+    if size > MAX_REPORT:
         return None
     try:
-        head = read_part(entry.path, 0, HEAD).data.decode("utf-8", "replace")
+        head = read_part(path, 0, HEAD).data.decode("utf-8", "replace")
     except OSError:
         return None
     if not IS_OURS.search(head):
         return None
     title, about = TITLE.search(head), ABOUT.search(head)
-    return (unescape(title[1]) if title else entry.path.stem, unescape(about[1]) if about else "")
+    return (unescape(title[1]) if title else path.stem, unescape(about[1]) if about else "")
 
 
 def _id_of(path: Path) -> str:
