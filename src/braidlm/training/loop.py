@@ -22,7 +22,6 @@ from braidlm.data.loading.open_data import OpenData
 from braidlm.training.amounts import Pace, Progress, never_read, repetition
 from braidlm.training.features.feature import Part, Setup, make_features
 from braidlm.training.monitoring.reporter import Reporter
-from braidlm.training.monitoring.speed import progress_note
 from braidlm.training.monitoring.tracking import Tracker
 from braidlm.training.recipe import Recipe
 from braidlm.training.run_folder import budget_of, earlier_budgets
@@ -256,7 +255,9 @@ class Trainer:
             self._check_finite()
             record = self.reporter.record_losses(now, self.rate, self.loader.epochs, tracker)
             if advance is not None:
-                advance(now.done(self.budget.unit), progress_note(record))
+                used = f"  MFU {record['utilisation']:.0%}" if "utilisation" in record else ""
+                rate = console.count(float(record["tokens_per_second"]))
+                advance(now.done(self.budget.unit), f"loss {record['loss']:.3f}  {rate} tokens/s{used}")
         validating = self.finished or self._due(self.recipe.validation.every, before)
         if validating and self.reporter.held_out:
             self.reporter.validate(now, self.finished, tracker)

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from braidlm.core.console import count
 from braidlm.core.devices import choose_device
 from braidlm.training.amounts import Amount
 from braidlm.training.machines import PEAK_BF16
@@ -43,12 +42,6 @@ class SpeedMeter:
     def pause(self, tokens: int) -> None:
         """Restart the measurement after work that is not training."""
         self.since, self.cpu, self.tokens = time.perf_counter(), time.process_time(), tokens
-
-
-def progress_note(record: dict[str, Any]) -> str:
-    """The text beside the progress bar."""
-    used = f"  MFU {record['utilisation']:.0%}" if "utilisation" in record else ""
-    return f"loss {record['loss']:.3f}  {count(float(record['tokens_per_second']))} tokens/s{used}"
 
 
 def training_seconds(tokens: int, flops_per_token: int, flops_per_second: float) -> float:

@@ -82,7 +82,10 @@ class Checkpoints:
                     with whole_parameters(trained.model, keep=main):
                         if main:
                             trained.write(model_part, tokenizer, lineage, name)
-                written = self._start_writing(state_part / SHARDS, together, weights) if spread else None
+                written = None
+                if spread:  # messages about what is written must not meet those of the steps
+                    self.group = self.group or dist.new_group(backend="gloo")
+                    written = start_writing(state_part / SHARDS, together | weights, weights.keys(), self.group)
             if main:
                 saved = {"saved": time.time_ns(), "processes": self.rank.world_size}
                 write_json(state_part / POSITION, saved | position)
@@ -106,11 +109,6 @@ class Checkpoints:
             finish()
         else:
             self.writing = ThreadPoolExecutor(1).submit(finish) if main else written
-
-    def _start_writing(self, folder: Path, tensors: dict[str, Tensor], weights: dict[str, Tensor]) -> Future:
-        if self.group is None:  # messages about what is written must not meet those of the steps
-            self.group = dist.new_group(backend="gloo")
-        return start_writing(folder, tensors | weights, weights.keys(), self.group)
 
     def wait(self) -> None:
         """Return when what is being written is on disk and good."""
