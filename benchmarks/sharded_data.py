@@ -35,7 +35,7 @@ from tests.data.s3_server import ENVIRONMENT, Store
 from braidlm.core.files import json_sha256
 from braidlm.data.loading.chunking import Contiguous, Windows
 from braidlm.data.loading.loader import Loader
-from braidlm.data.loading.sharded_streams import stream_of
+from braidlm.data.loading.sharded_streams import TOGETHER, stream_of
 from braidlm.data.packing.packed_data import PackedData, ShardFacts
 from braidlm.data.packing.prepare import prepare
 from braidlm.data.packing.sharded import ShardedData, open_packed
@@ -171,7 +171,7 @@ def main() -> None:
         size = sum(path.stat().st_size for path in base.folder.iterdir())
         count = round(args.gigabytes * 1e9 / size)
         index = index_of(base, count)
-        local = index_of(base, max(count // SEGMENTS, 1))
+        local = index_of(base, max(count // SEGMENTS, TOGETHER))  # a batch is of as many shards on both sides
         for shard in local["shards"]:
             shutil.copytree(base.folder, args.scratch / "local" / shard["name"])
         (args.scratch / "local/data.json").write_text(json.dumps(local))
