@@ -64,8 +64,9 @@ class Engine:
         self._make_decoder, self.facts = _decoding(self.model, rows, self.limit)
         self.rows = int(self.facts["rows"])
         self._lanes: dict[Switches, Lane] = {}
-        self._checked: set[Switches] = {AS_THE_FOLDER_SAYS}
-        self._checker: PartSwitches | None = None
+        braid = isinstance(opened, OpenedBraid)
+        skeleton = opened.info.model if braid else opened.skeleton(torch.float32)  # type: ignore[attr-defined]
+        self._checker, self._checking = PartSwitches(skeleton), threading.Lock()
         self._changed = threading.Condition()
         """Guards what other threads write: the requests that wait, the work, and whether the engine is to stop."""
         self._waiting: deque[Completion] = deque()
@@ -113,16 +114,10 @@ class Engine:
         return completion
 
     def check_switches(self, switches: Switches) -> None:
-        """Refuse unknown names, before a request waits."""
-        with self._changed:
-            if switches in self._checked:
-                return
-            if self._checker is None:
-                braid = isinstance(self.opened, OpenedBraid)
-                skeleton = self.opened.info.model if braid else self.opened.skeleton(torch.float32)  # type: ignore[attr-defined]
-                self._checker = PartSwitches(skeleton)
-            self._checker.apply(switches)
-            self._checked.add(switches)
+        """Refuse unknown names, before a request waits; texts that run now are not held up."""
+        if switches != AS_THE_FOLDER_SAYS:
+            with self._checking:
+                self._checker.apply(switches)
 
     async def call(self, work: Callable[[Any], T], switches: Switches = AS_THE_FOLDER_SAYS) -> T:
         """Run `work(model)` on the engine's thread between two steps, with these switches."""
