@@ -61,7 +61,6 @@ class Comparison:
     difference: float
     """By how much the best is better, in the units of the score."""
     standard_error: float | None
-    """The standard error of the difference."""
     paired: bool
     """Whether the error was computed item by item."""
     clear: bool

@@ -141,7 +141,6 @@ class Rows:
 
     rows: list[Row]
     sha256: str
-    """The hash of names and contents."""
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)

@@ -36,7 +36,6 @@ class LayerOutputs:
     plain: Tensor
     """The layer's output without the gate."""
     gated: Tensor
-    """The layer's output with the gate."""
 
     @property
     def share(self) -> Tensor:
@@ -178,7 +177,6 @@ class LayerLens:
     loss_without: float
     """Without the output of the layer's gate."""
     loss: float
-    """With it."""
 
     @property
     def change(self) -> float:

@@ -65,7 +65,6 @@ class ModelRoutes:
     folder: str
     paths: list[str]
     active: list[str]
-    """The paths that are in use."""
     domains: dict[str, str | None]
     """The path of each domain."""
     layers: list[Layer]
@@ -92,7 +91,6 @@ class RoutingReport:
     models: list[ModelRoutes]
     """The models with paths or experts."""
     gated: list[ModelGates] = field(default_factory=list)
-    """The models with gates."""
 
     @property
     def choices(self) -> list[str]:

@@ -165,7 +165,6 @@ class Windows:
     starts: list[int]
     """For each window the position in its text at which it begins."""
     rows: list[Sequence[int]]
-    """Their token ids."""
 
     def padded(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Token ids [window, time], padded on the right, and the mask that is 0 there."""

@@ -95,7 +95,6 @@ class EncodedTexts:
     lengths: np.ndarray
     """[texts] tokens without padding, at least one."""
     last_positions: Tensor
-    """[texts] the position of the last token."""
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -87,7 +87,6 @@ class Examples:
     """One file's examples, in its order."""
 
     texts: list[tuple[str, str | None]]
-    """One text, or two."""
     labels: np.ndarray
     """Classes (int64) or numbers (float64)."""
 

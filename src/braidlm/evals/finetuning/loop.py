@@ -189,7 +189,6 @@ class TokenizedData:
     valid: EncodedTexts
     valid_labels: np.ndarray
     max_length: int
-    """The maximum tokens of a text."""
 
 
 @dataclass

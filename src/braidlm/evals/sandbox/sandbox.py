@@ -65,7 +65,6 @@ class Step:
     limits: Limits = field(default_factory=Limits)
     environment: dict[str, str] = field(default_factory=dict)
     input: str = ""
-    """The text on its standard input."""
     tests: str = ""
     """The text on the standard input of a second process, of the same command and limits: it tests the first.
 
