@@ -115,8 +115,7 @@ class Evaluation:
     def _repr_html_(self) -> str:
         """In a notebook: a row for each model, a column for each task, the data below."""
         rows = [
-            (model.name, *(model.tasks[task].shown if task in model.tasks else None for task in self.tasks))
-            for model in self.models
+            (m.name, *(m.tasks[task].shown if task in m.tasks else None for task in self.tasks)) for m in self.models
         ]
         notes = [f"{task}: {facts['metric']}; data {facts['data']}" for task, facts in self.tasks.items()]
         return notebook(Table(("model", *self.tasks), rows), notes)

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,9 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def _load(source: HubSource) -> dict[str, Sequence[dict[str, Any]]]:
     configs = _configs(source)
     config = source.config if source.config in configs or len(configs) != 1 else configs[0]
-    options = {"revision": source.revision, "streaming": True}
     with _library(source) as library:
-        return {
-            split: list(library.load_dataset(hub_name(source.name), config, split=split, **options))
-            for split in source.splits
-        }
+        load = partial(library.load_dataset, hub_name(source.name), config, revision=source.revision, streaming=True)
+        return {split: list(load(split=split)) for split in source.splits}
 
 
 def _configs(source: HubSource) -> list[str]:

@@ -66,9 +66,7 @@ def gate_passes(
         for windows in windows_of(texts, size, max(1, TOKENS_PER_PASS // size)):
             ids, mask = windows.padded(model.device)
             model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
-            layers = {
-                at: LayerOutputs(gates[at], inputs[0], inputs[1], output) for at, (inputs, output) in calls.items()
-            }
+            layers = {at: LayerOutputs(gates[at], hidden, plain, out) for at, ((hidden, plain), out) in calls.items()}
             yield windows.texts, ids, mask, layers
             done += windows.tokens
             if advance is not None:

@@ -78,9 +78,7 @@ class Layer:
 
 def routing_modules(model: nn.Module) -> list[RoutingModule]:
     """All modules that choose, in the order of the model's stages."""
-    return [
-        m for m in model.modules() if isinstance(m, TopKRouter) or (isinstance(m, Join) and not isinstance(m, Routed))
-    ]
+    return [m for m in model.modules() if isinstance(m, RoutingModule) and not isinstance(m, Routed)]
 
 
 def no_choices(where: str | None = None) -> BraidError:

@@ -277,17 +277,11 @@ def add_gates(report: Report, models: Sequence[ModelGates]) -> None:
         domains = _domains(model) if len(models) == 1 else []
         by_domain = {domain: (layers, [one.by_domain[domain] for one in model.layers]) for domain in domains}
         sizes |= by_domain or {model.name: (layers, [one.relative for one in model.layers])}
-    report.chart(
-        Lines(lines, "layer", "mean size of activations"),
-        "The mean size of activations after each gated layer, with its gate and without.",
-        name="gate_activations",
-    )
-    report.chart(
-        Lines(sizes, "layer", "gate's output / layer's output"),
-        "How far gates have moved from zero: the norm of what the gate adds, as a share of the norm of what the layer "
-        "gives without it, mean over tokens.",
-        name="gate_sizes",
-    )
+    caption = "The mean size of activations after each gated layer, with its gate and without."
+    report.chart(Lines(lines, "layer", "mean size of activations"), caption, name="gate_activations")
+    caption = "How far gates have moved from zero: the norm of what the gate adds, as a share of the norm of what the "
+    caption += "layer gives without it, mean over tokens."
+    report.chart(Lines(sizes, "layer", "gate's output / layer's output"), caption, name="gate_sizes")
     for model in models:
         if len(models) > 1:
             report.heading(model.name, 3)

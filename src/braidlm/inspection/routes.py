@@ -131,9 +131,7 @@ def _remark(result: ModelRoutes, choices: Sequence[TokenChoices], domains: list[
         else:
             result.notes.append(f"{layer.name}: {layer.note}")
     if any(layer.read_by == "cosine" for layer in result.layers):
-        result.notes.append(
-            "without a router, the path is named whose output is closest in cosine to the joined output"
-        )
+        result.notes += ["without a router, the path is named whose output is closest in cosine to the joined output"]
     if any(layer.read_by == "shares" for layer in result.layers):
         result.notes.append("in the head, the path is named that has the largest share of the probabilities")
     if inactive := [name for name in result.paths if name not in result.active]:

@@ -43,10 +43,8 @@ READ_BY = {"router": "its router", "cosine": "cosine", "shares": "the largest sh
 def routes_report(result: RoutingReport, back: str = "") -> Report:
     """The whole report, from the main results to the method; `back` is the page that it belongs to."""
     if result.models:
-        report = Report(
-            "Who goes where",
-            f"Which path the tokens of a text take in {listed([model.name for model in result.models])}",
-        )
+        names = listed([model.name for model in result.models])
+        report = Report("Who goes where", f"Which path the tokens of a text take in {names}")
     else:
         report = Report("What gates do", f"The gated layers of {listed([model.name for model in result.gated])}")
         report.verdict = "\n\n".join(map(_gates_verdict, result.gated))
@@ -145,12 +143,8 @@ def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
 
 def _least_load(model: ModelRoutes) -> float | None:
     """The load of the least used choice of any layer in which tokens take several, as a share of an even load."""
-    loads = [
-        min(one.load[name] for name in names) * len(names)
-        for layer, one in model.read()
-        if layer.top_k > 1 and (names := _active_choices(model, layer))
-    ]
-    return min(loads, default=None)
+    several = [(one.load, _active_choices(model, layer)) for layer, one in model.read() if layer.top_k > 1]
+    return min((min(load[name] for name in names) * len(names) for load, names in several if names), default=None)
 
 
 def _active_choices(model: ModelRoutes, layer: Layer) -> list[str]:
@@ -250,11 +244,9 @@ def _typical(report: Report, result: RoutingReport) -> None:
 
 
 def _token_views(report: Report, result: RoutingReport) -> None:
-    report.text(
-        "Each text once for every layer, its tokens in the colour of the path they took there."
-        if not _top_k(result) and _has_paths(result)
-        else "Each text once for every layer, its tokens in the colour of the choice with the largest weight there."
-    )
+    one_path = not _top_k(result) and _has_paths(result)
+    shown = "path they took there" if one_path else "choice with the largest weight there"
+    report.text(f"Each text once for every layer, its tokens in the colour of the {shown}.")
     if result.most_choices > MANY:
         report.text("There are more choices than colours: hold the pointer over a token for the name of its choice.")
     if any(len(model.layers) > MAX_ROWS for model in result.models):
@@ -269,8 +261,8 @@ def _token_views(report: Report, result: RoutingReport) -> None:
             longest = sorted(of_domain, key=lambda view: -len(view.tokens))[:VIEWS]
             views += [(f"A prompt of {domain}." if domain else "", view) for view in longest]
         for name, view in views:
-            shown = zip(model.layers, view.chosen, strict=True)
-            rows = [(layer.label, list(zip(view.tokens, row, strict=True))) for layer, row in shown if row is not None]
+            chosen = zip(model.layers, view.chosen, strict=True)
+            rows = [(layer.label, list(zip(view.tokens, row, strict=True))) for layer, row in chosen if row is not None]
             if len(rows) > MAX_ROWS:  # layers evenly spread from the first to the last
                 rows = [rows[round(at * (len(rows) - 1) / (FEW - 1))] for at in range(FEW)]
             report.add(Tokens(rows, result.choices, result.no_paths, name))

@@ -74,11 +74,9 @@ def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = N
     # The challenge of 2025 counts accuracy for every GLUE task; the score of some of our tasks is another metric.
     glue = {name: results[name].also.get("accuracy", results[name].score) for name in GLUE if name in results}
     row = [*scores.values(), *([sum(glue.values()) / len(glue)] if glue else [])]
-    columns = {
-        column: sum(scores[name] for name in names) / len(names)
-        for column, names in COLUMNS.items()
-        if all(name in scores for name in names)  # half of a column is not comparable with the whole
-    }
+    # Half of a column is not comparable with the whole.
+    complete = {column: names for column, names in COLUMNS.items() if all(name in scores for name in names)}
+    columns = {column: sum(scores[name] for name in names) / len(names) for column, names in complete.items()}
     columns |= {GLUE_COLUMNS[name]: score for name, score in glue.items()}
     table = list(columns.values())
     extra = {} if aoa is None else {AOA: aoa.score}
@@ -97,11 +95,9 @@ def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = N
 def babylm_averages(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
     """The averages of every model that was evaluated on several BabyLM tasks."""
     tasks = {name for names in ONE_OF.values() for name in names} | {"reading", *GLUE}
-    return {
-        model.name: babylm_average(model.tasks, evaluation.over_runs.get(model.run or "", {}).get(AOA))
-        for model in evaluation.models
-        if len(tasks & set(model.tasks)) > 1
-    }
+    models = [model for model in evaluation.models if len(tasks & set(model.tasks)) > 1]
+    aoa = {run: results.get(AOA) for run, results in evaluation.over_runs.items()}
+    return {model.name: babylm_average(model.tasks, aoa.get(model.run or "")) for model in models}
 
 
 def averages(evaluation: Evaluation) -> list[tuple[str, str, dict[str, float]]]:

@@ -121,9 +121,7 @@ def _search(residuals: Residuals, point: np.ndarray, max_calls: int) -> np.ndarr
         gradient_norm = 0.0  # the largest cosine between the residuals and a column of the Jacobian
         for index, column in zip(order, triangular.columns, strict=True):
             if norms[index] and size:
-                product = math.fsum(
-                    part * (value / size) for part, value in zip(column, triangular.right, strict=False)
-                )
+                product = math.fsum(part * (own / size) for part, own in zip(column, triangular.right, strict=False))
                 gradient_norm = max(gradient_norm, abs(product / norms[index]))
         if gradient_norm == 0:
             return point

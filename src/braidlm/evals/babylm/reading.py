@@ -91,10 +91,8 @@ class ReadingTimes(TaskItems[Word]):
         if model.tokenizer.encode("the") != model.tokenizer.encode(" the"):
             with_space, before_with_space = self.surprisals(model, advance, space=" ")
             spaced = {**self.table, "surprisal": with_space, "before": before_with_space}
-            also = {
-                "eye tracking, words with their space": eye_tracking(spaced),
-                "self-paced, words with their space": self_paced(spaced),
-            }
+            also["eye tracking, words with their space"] = eye_tracking(spaced)
+            also["self-paced, words with their space"] = self_paced(spaced)
         error = jackknife_error(table, self.sentences, lambda part: (eye_tracking(part) + self_paced(part)) / 2)
         return TaskResult(
             task=task,

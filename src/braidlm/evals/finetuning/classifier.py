@@ -108,11 +108,8 @@ def encode(
     backend.enable_truncation(max_length)
     placeholder = [tokenizer.eos_id or 0]  # a text may be empty after normalisation
     inputs = [first if second is None else (first, second) for first, second in texts]
-    rows = [
-        encoding.ids or placeholder
-        for start in range(0, len(inputs), BATCH)
-        for encoding in backend.encode_batch_fast(inputs[start : start + BATCH])
-    ]
+    batches = (inputs[start : start + BATCH] for start in range(0, len(inputs), BATCH))
+    rows = [encoding.ids or placeholder for batch in batches for encoding in backend.encode_batch_fast(batch)]
     lengths = np.array([len(row) for row in rows])
     ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     return EncodedTexts(ids.to(device), lengths, torch.from_numpy(lengths - 1).to(device))

@@ -94,9 +94,7 @@ class Examples:
         return len(self.texts)
 
 
-DATA_SETS: tuple[DataSet, ...] = decode(
-    tuple[DataSet, ...], read_yaml(Path(__file__).with_name("data_sets.yaml"), expect=list)
-)
+DATA_SETS = decode(tuple[DataSet, ...], read_yaml(Path(__file__).with_name("data_sets.yaml"), expect=list))
 RESAMPLES = 500
 """Bootstrap samples of a confusion matrix, for a metric's standard error."""
 

@@ -80,9 +80,7 @@ class LabelledTask:
         train, valid = (encode(model.tokenizer, some.texts, max_length, model.device) for some in examples)
         return TokenizedData(self.data_set, train, self.train.labels, valid, self.valid.labels, max_length)
 
-    def result(
-        self, task: str, hyperparameters: Hyperparameters, seeds: list[int], tuned: list[FineTunedModel]
-    ) -> TaskResult:
+    def result(self, task: str, used: Hyperparameters, seeds: list[int], tuned: list[FineTunedModel]) -> TaskResult:
         metric, labels, classes = self.data_set.metric, self.valid.labels, self.data_set.classes
         metrics = [all_metrics(one.answers, labels, classes) for one in tuned]
         scores = [values[metric] for values in metrics]
@@ -90,7 +88,7 @@ class LabelledTask:
         of_items = [error for error in errors if error is not None]
         of_seeds = float(np.var(scores, ddof=1)) / len(scores) if len(scores) > 1 else 0.0
         notes = {
-            "method": hyperparameters.method,
+            "method": used.method,
             "seeds": {str(seed): score for seed, score in zip(seeds, scores, strict=True)},
             "spread": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
             "best epochs": [one.best_epoch for one in tuned],

@@ -85,28 +85,20 @@ def _completions(
 
     budget, settings = token_budget(model, MAX_TOKENS), model.settings
     prompts = [prompt_ids(model.tokenizer, problem.prompt(settings.shots), settings.pauses) for problem in problems]
-    fitted = [budget.fit(ids) for ids in prompts]
-    completions = complete(
-        model,
-        [ids for ids in fitted for _ in range(settings.code_samples)],
-        budget.new,
-        [problem.is_finished for problem in problems for _ in range(settings.code_samples)],
-        _sampling(settings),
-        advance,
-    )
+    fitted, count = [budget.fit(ids) for ids in prompts], settings.code_samples
+    repeated = [ids for ids in fitted for _ in range(count)]
+    is_finished = [problem.is_finished for problem in problems for _ in range(count)]
+    completions = complete(model, repeated, budget.new, is_finished, _sampling(settings), advance)
     truncated = sum(len(ids) < len(before) for ids, before in zip(fitted, prompts, strict=True))
-    starts = range(0, len(completions), settings.code_samples)
-    return [completions[start : start + settings.code_samples] for start in starts], truncated
+    return [completions[start : start + count] for start in range(0, len(completions), count)], truncated
 
 
 def _failures(
     problems: Sequence[Problem], completions: "Sequence[Sequence[Completion]]", environment: CodeEnvironment
 ) -> list[list[str]]:
     """Why each sample of each problem failed; empty where it passed. Equal programs are run once."""
-    sources = [
-        [(problem.language, problem.code(completion.text)) for completion in samples]
-        for problem, samples in zip(problems, completions, strict=True)
-    ]
+    pairs = zip(problems, completions, strict=True)
+    sources = [[(problem.language, problem.code(each.text)) for each in samples] for problem, samples in pairs]
     distinct = list(dict.fromkeys(source for samples in sources for source in samples))
     tests = [environment.languages[language].test(code) for language, code in distinct]
     outcomes = environment.sandbox.run_all([test.program for test in tests])

@@ -130,9 +130,7 @@ class RankedOptions(TaskItems[Item]):
         result.items["chosen"] = chosen
         if all(len(item.kinds) == len(KINDS) for item in self.items):
             values = zip(*(item.kinds for item in self.items), strict=True)
-            result.by.update(
-                {kind: percentages(each, right) for kind, each in zip(KINDS.values(), values, strict=True)}
-            )
+            result.by.update({kind: percentages(own, right) for kind, own in zip(KINDS.values(), values, strict=True)})
         return result
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
@@ -170,26 +168,18 @@ class MultipleChoice(TaskItems[Item]):
         sums = resolve_near_ties(model.scorer, requests, scores.sums, groups, list(lengths.values()))
         values = {"raw": sums, **{name: sums / length for name, length in lengths.items()}}
         chosen = {name: [int(np.argmax(each[list(group)])) for group in groups] for name, each in values.items()}
-        notes = {
-            "ties": sum(bool(len(g) > 1 and np.ptp(np.sort(sums[list(g)])[-2:]) == 0) for g in groups),
-            **too_long(requests, model.scorer.context, groups),
-        }
+        ties = sum(bool(len(g) > 1 and np.ptp(np.sort(sums[list(g)])[-2:]) == 0) for g in groups)
+        notes = {"ties": ties, **too_long(requests, model.scorer.context, groups)}
         answers = np.array([question.answer for question in self.items])
         right = {name: np.array(options) == answers for name, options in chosen.items()}
         parts = percentages([question.of for question in self.items], right[self.headline])
         chance = 100 * sum(1 / len(question.options) for question in self.items) / self.count  # of random guesses
         if self.fixed_options:  # of always choosing the most frequent answer
             chance = 100 * float(np.bincount(answers).max()) / self.count
-        return accuracy(
-            task,
-            right[self.headline],
-            metric(self.headline),
-            chance=chance,
-            parts={} if list(parts) == [""] else parts,
-            also={name: 100 * float(right[name].mean()) for name in MEASURES},
-            notes=notes,
-            items={"chosen": chosen[self.headline]},
-        )
+        parts = {} if list(parts) == [""] else parts
+        also, items = {name: 100 * float(right[name].mean()) for name in MEASURES}, {"chosen": chosen[self.headline]}
+        more = {"chance": chance, "parts": parts, "also": also, "notes": notes, "items": items}
+        return accuracy(task, right[self.headline], metric(self.headline), **more)
 
     @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, pauses: int) -> tuple[list[Request], PrefixTrees]:
@@ -223,13 +213,9 @@ class LastWords(TaskItems[tuple[str, str]]):
         requests, trees = self._prepare(model.scorer, model.tokenizer, model.settings.pauses)
         scores = model.scorer.score_trees(trees, advance, margins=True)
         right = is_greedy(model.scorer, requests, scores)
-        return accuracy(
-            task,
-            right,
-            also={"perplexity of the word": math.exp(-float(np.mean(scores.sums)))},
-            notes=too_long(requests, model.scorer.context),
-            items={"right": right.tolist()},
-        )
+        also = {"perplexity of the word": math.exp(-float(np.mean(scores.sums)))}
+        notes = too_long(requests, model.scorer.context)
+        return accuracy(task, right, also=also, notes=notes, items={"right": right.tolist()})
 
     @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, pauses: int) -> tuple[list[Request], PrefixTrees]:

@@ -72,16 +72,9 @@ def run_dynamics(run: str, checkpoints: Sequence[ModelResults], scale: Scale | N
     # The amount of training of each checkpoint, in the first unit that is known for all.
     unit = next((unit for unit in AMOUNTS if all(getattr(model, unit) for model in checkpoints)), "checkpoint")
     amounts = range(1, len(checkpoints) + 1) if unit == "checkpoint" else [getattr(each, unit) for each in checkpoints]
-    return Dynamics(
-        run=run,
-        unit=unit,
-        amounts=[float(amount) for amount in amounts],
-        names=[model.name.removeprefix(f"{run}/") for model in checkpoints],
-        scores=scores,
-        deviations=deviations,
-        smoothed={task: smooth(values) for task, values in deviations.items()},
-        noisy=noisy,
-    )
+    names = [model.name.removeprefix(f"{run}/") for model in checkpoints]
+    smoothed = {task: smooth(values) for task, values in deviations.items()}
+    return Dynamics(run, unit, list(map(float, amounts)), names, scores, deviations, smoothed, noisy)
 
 
 def compare_runs(runs: Mapping[str, Sequence[ModelResults]]) -> list[Dynamics]:
@@ -172,10 +165,8 @@ def dynamics_report(evaluation: Evaluation) -> Report:
         lines = {task: (run.amounts, values) for task, values in run.smoothed.items()}
         if len(lines) > 1:
             lines["mean of the tasks"] = (run.amounts, run.mean)
-        title, best = (
-            f"{run.run}: deviation from the task mean",
-            (run.amounts[run.best], f"best: {run.names[run.best]}"),
-        )
+        title = f"{run.run}: deviation from the task mean"
+        best = (run.amounts[run.best], f"best: {run.names[run.best]}")
         chart = Lines(lines, _label(run), DEVIATION, title, {"task mean": 0.0}, log_x=_log_axis(run), mark=best)
         name = re.sub(r"[^\w.-]+", "-", run.run).strip("-.") or "run"
         report.chart(chart, f"`{run.run}`", name=f"deviation-{name}")
@@ -210,14 +201,9 @@ def _add_comparison(report: Report, runs: list[Dynamics]) -> None:
         "One scale for all: for each task the deviation from the mean over the checkpoints of all runs, in its "
         "standard deviations, then the mean over the tasks. A line above another is the better run at that point."
     )
-    chart = Lines(
-        {run.run: (run.amounts, run.mean) for run in runs},
-        _label(runs[0]),
-        DEVIATION,
-        "All tasks: deviation from the mean of all runs",
-        {"mean of all": 0.0},
-        log_x=any(map(_log_axis, runs)),
-    )
+    lines, title = {r.run: (r.amounts, r.mean) for r in runs}, "All tasks: deviation from the mean of all runs"
+    log_x = any(map(_log_axis, runs))
+    chart = Lines(lines, _label(runs[0]), DEVIATION, title, {"mean of all": 0.0}, log_x=log_x)
     best = max(runs, key=lambda run: run.mean[run.best])
     report.chart(chart, f"Highest: `{best.run}` at `{best.names[best.best]}`.", name="comparison")
 

@@ -56,13 +56,11 @@ def scores_report(evaluation: Evaluation) -> Report:
 def add_method(report: Report, evaluation: Evaluation) -> Report:
     """What was measured, of which models, and by which versions."""
     report.heading("What was measured").table(task_table(evaluation))
-    rows = [
-        [
-            *(model.name, "all" if model.paths is None else ", ".join(model.paths)),
-            *("none" if model.without is None else ", ".join(model.without), f"`{model.sha256[:SHORT]}`"),
-        ]
-        for model in evaluation.models
-    ]
+    rows = []
+    for model in evaluation.models:
+        paths = "all" if model.paths is None else ", ".join(model.paths)
+        without = "none" if model.without is None else ", ".join(model.without)
+        rows.append([model.name, paths, without, f"`{model.sha256[:SHORT]}`"])
     report.table(Table(["model", "active paths", "modules switched off", "SHA-256 begins with"], rows))
     versions = ", ".join(f"{package} {version}" for package, version in evaluation.versions.items())
     report.text(f"Computed in {evaluation.dtype}, with {versions}.")
@@ -111,9 +109,7 @@ def score_table(evaluation: Evaluation) -> Table:
                     shown = (f"{each.score:.{2 if abs(each.score) >= 10 else 4}f}" if each else "-" for each in parts)
                     rows.append([f"- {name}", f"{part.count:,}", "", *shown])
         models = [model.name for model in evaluation.models]
-        rows += [
-            [label, "", "", *(of_model.get(name, "-") for name in models)] for label, of_model in of_models.items()
-        ]
+        rows += [[label, "", "", *(each.get(name, "-") for name in models)] for label, each in of_models.items()]
         return Table([*FIXED, *models], rows, keep=len(FIXED))
     # The first unit in which the training of all checkpoints is known.
     units = [unit for unit in AMOUNTS if all(getattr(model, unit) for model in evaluation.models)][:1]

@@ -32,11 +32,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def _call(function: Callable[..., int], *arguments: int | str | bytes | None, what: str) -> int:
     """The result of a function of C; or an OSError that says what it was for."""
-    values = [
-        ctypes.c_long(each) if isinstance(each, int) else each.encode() if isinstance(each, str) else each
-        for each in arguments
-    ]
-    result = function(*values)
+    texts = (each.encode() if isinstance(each, str) else each for each in arguments)
+    result = function(*(ctypes.c_long(each) if isinstance(each, int) else each for each in texts))
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{os.strerror(number)} ({what})")

@@ -228,9 +228,8 @@ def _go_environment(paths: Mapping[str, str], folder: str, cache: str) -> dict[s
 def _prepare_go(paths: Mapping[str, str], folder: Path) -> None:
     """Compile the standard library's packages once: Go ships them as source, and samples have no shared cache."""
     environment = {**_go_environment(paths, str(folder), str(folder)), "HOME": str(folder), "PATH": os.defpath}
-    done = subprocess.run(
-        [paths["go"], "build", *_GO_PACKAGES], env=environment, cwd=folder, capture_output=True, text=True
-    )
+    command = [paths["go"], "build", *_GO_PACKAGES]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise BraidError(f"go cannot compile its standard library ({done.stderr.strip()[-200:]})")
 

@@ -202,12 +202,10 @@ def _tested(sandbox: Sandbox) -> tuple[list[str], str | None]:
         canary.write_text("a bird")
         canary.chmod(0o666)
         mode = canary.stat().st_mode
-        program = Program(
-            {"probe.py": _PROBE.format(arguments=(str(canary), home, os.getpid()))},
-            [Step([python(), "-I", "-S", "{scratch}/probe.py"], Limits(wall=20))],
-        )
+        probe = _PROBE.format(arguments=(str(canary), home, os.getpid()))
+        step = Step([python(), "-I", "-S", "{scratch}/probe.py"], Limits(wall=20))
         try:
-            outcome = sandbox.run(program)
+            outcome = sandbox.run(Program({"probe.py": probe}, [step]))
             succeeded = json.loads(outcome.out)
         except BraidError as error:
             return [], error.what

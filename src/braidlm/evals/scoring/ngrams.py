@@ -87,15 +87,8 @@ def _level(order: int, keys: np.ndarray, counts: np.ndarray, vocab_size: int) ->
     discount = np.array((0.0, *discounts))[np.minimum(counts, 3)]
     # Keys are sorted and a context is a key without its last digit, so each context's n-grams are neighbours.
     contexts, starts = np.unique(keys // np.uint64(vocab_size), return_index=True)
-    return Level(
-        order=order,
-        discounts=discounts,
-        keys=keys,
-        discounted=counts - discount,
-        contexts=contexts,
-        totals=np.add.reduceat(counts.astype(np.float64), starts),
-        backoff_mass=np.add.reduceat(discount, starts),
-    )
+    totals, backoff_mass = (np.add.reduceat(each, starts) for each in (counts.astype(np.float64), discount))
+    return Level(order, discounts, keys, counts - discount, contexts, totals, backoff_mass)
 
 
 def _discounts(counts: np.ndarray) -> tuple[float, float, float]:

@@ -58,10 +58,8 @@ TASKS.declare("supplement_fast", _MinimalPairTask, _about, "5 sets of 50 pairs",
 COMPS_EXAMPLE = '{"prefix_acceptable": "A cat", "prefix_unacceptable": "A sock", "property_phrase": "can purr."}'
 BOTH = "comps_wugs_dist"
 DISTRACTIONS = {"before": "wugs_dist_before", "in-between": "wugs_dist_in_between"}
-COMPS_SETS = {
-    **{"comps_base": "base", "comps_wugs": "wugs"},
-    **{f"{BOTH}-{kind}": name for kind, name in DISTRACTIONS.items()},
-}
+COMPS_SETS = {"comps_base": "base", "comps_wugs": "wugs"}
+COMPS_SETS |= {f"{BOTH}-{kind}": name for kind, name in DISTRACTIONS.items()}
 
 
 @TASKS.register("comps")

@@ -52,24 +52,12 @@ class _BmlamaOfThree(_Bmlama):
         return replace(item, options=tuple(item.options[number] for number in kept), answer=kept.index(item.answer))
 
 
-TASKS.declare(
-    "bmlama17",
-    _Bmlama,
-    "BMLAMA-17: which of up to ten answers makes the sentence of least perplexity, in each language",
-    "6,792 facts in each of up to 17 languages",
-    locations=("bmlama/BMLAMA17", "BMLAMA17", f"{REPOSITORY}/1_easyrun/BMLAMA17"),
-)
-TASKS.declare(
-    "bmlama53",
-    _Bmlama,
-    "BMLAMA-53: the same with fewer facts in more languages",
-    "3,070 facts in each of up to 53 languages",
-    locations=("bmlama/BMLAMA53", "BMLAMA53", f"{REPOSITORY}/1_easyrun/BMLAMA53"),
-)
-TASKS.declare(
-    "bmlama53_of_3",
-    _BmlamaOfThree,
-    "BMLAMA-53 with the right answer and two others of its candidates, as ModuleFormer asks mLAMA",
-    "3,070 facts in each of up to 53 languages",
-    locations=("bmlama/BMLAMA53", "BMLAMA53", f"{REPOSITORY}/1_easyrun/BMLAMA53"),
-)
+_of_17, _of_53 = ((f"bmlama/{name}", name, f"{REPOSITORY}/1_easyrun/{name}") for name in ("BMLAMA17", "BMLAMA53"))
+_size = "6,792 facts in each of up to 17 languages"
+_about = "BMLAMA-17: which of up to ten answers makes the sentence of least perplexity, in each language"
+TASKS.declare("bmlama17", _Bmlama, _about, _size, locations=_of_17)
+_size = "3,070 facts in each of up to 53 languages"
+_about = "BMLAMA-53: the same with fewer facts in more languages"
+TASKS.declare("bmlama53", _Bmlama, _about, _size, locations=_of_53)
+_about = "BMLAMA-53 with the right answer and two others of its candidates, as ModuleFormer asks mLAMA"
+TASKS.declare("bmlama53_of_3", _BmlamaOfThree, _about, _size, locations=_of_53)

@@ -71,23 +71,13 @@ class _Arc(ChoiceTask):
         return endings(f"Question: {row.text('question')}\nAnswer:", *labelled_options(row))
 
 
-TASKS.declare(
-    "arc_easy",
-    _Arc,
-    "ARC, easy set: science questions of schools",
-    "2,376 questions, mostly of 4 options",
-    locations=("choice/arc_easy.jsonl", "arc_easy.jsonl", "arc_easy"),
-    hub=HubSource("allenai/ai2_arc", "ARC-Easy"),
-)
-TASKS.declare(
-    "arc_challenge",
-    _Arc,
-    "ARC, challenge set: those that retrieval and word counts get wrong",
-    "1,172 questions, mostly of 4 options",
-    headline="per byte",
-    locations=("choice/arc_challenge.jsonl", "arc_challenge.jsonl", "arc_challenge"),
-    hub=HubSource("allenai/ai2_arc", "ARC-Challenge"),
-)
+_about, _size = "ARC, easy set: science questions of schools", "2,376 questions, mostly of 4 options"
+_where, _hub = ("choice/arc_easy.jsonl", "arc_easy.jsonl", "arc_easy"), HubSource("allenai/ai2_arc", "ARC-Easy")
+TASKS.declare("arc_easy", _Arc, _about, _size, locations=_where, hub=_hub)
+_about = "ARC, challenge set: those that retrieval and word counts get wrong"
+_size, _hub = "1,172 questions, mostly of 4 options", HubSource("allenai/ai2_arc", "ARC-Challenge")
+_where = ("choice/arc_challenge.jsonl", "arc_challenge.jsonl", "arc_challenge")
+TASKS.declare("arc_challenge", _Arc, _about, _size, headline="per byte", locations=_where, hub=_hub)
 
 
 @TASKS.register("boolq")

@@ -172,10 +172,9 @@ class Math(Task):
 
     def open(self, path: Path) -> MathsProblems:
         # JSONL, or the original's folders with a file for each problem, each of which becomes one line of JSONL.
-        originals = [
-            TextFile(f"{file.parent.name}/{file.name}", str(file), json.dumps(read_json(file)).encode())
-            for file in (sorted(path.rglob("*.json")) if path.is_dir() else ())
-        ]
+        found = sorted(path.rglob("*.json")) if path.is_dir() else ()
+        contents = {file: json.dumps(read_json(file)).encode() for file in found}
+        originals = [TextFile(f"{file.parent.name}/{file.name}", str(file), contents[file]) for file in found]
         rows = rows_of(originals or files_of(path, below=True), path, MATH_EXAMPLE)
         questions = []
         for row in rows:
