@@ -52,16 +52,12 @@ class Acquisition:
         trees, long = self._prepare(model.scorer, model.tokenizer)
         surprisals = -model.scorer.score_trees(trees, advance).sums
         means = np.array([values.mean() for values in self._by_word(surprisals)])
-        return TaskResult(
-            task=task,
-            metric="mean surprisal of a word, nats",
-            score=float(surprisals.mean()),
-            count=self.count,
-            standard_error=float(means.std(ddof=1) / len(means) ** 0.5) if len(means) > 1 else None,
-            higher_is_better=False,
-            notes={"words": len(self.contexts), **long},
-            items={"surprisal": surprisals.tolist()},
-        )
+        error = float(means.std(ddof=1) / len(means) ** 0.5) if len(means) > 1 else None
+        score, metric = float(surprisals.mean()), "mean surprisal of a word, nats"
+        result = TaskResult(task, metric, score, self.count, error, higher_is_better=False)
+        result.notes.update({"words": len(self.contexts), **long})
+        result.items["surprisal"] = surprisals.tolist()
+        return result
 
     def score_run(self, task: str, checkpoints: Sequence[ModelResults]) -> TaskResult:
         """A whole run, from the results of `evaluate` for each of its checkpoints."""
@@ -77,20 +73,13 @@ class Acquisition:
         enough = len(ages) >= MIN_WORDS
         correlation = pearson(*np.array(list(ages.values())).T) if enough else 0.0
         error = pearson_error(correlation, len(ages)) if enough else None
-        return TaskResult(
-            task=task,
-            metric="Pearson's correlation with children's ages, x 100",
-            score=100 * correlation,
-            count=len(ages),
-            standard_error=None if error is None else 100 * error,
-            chance=0.0,
-            notes={"checkpoints": len(checkpoints), "words with contexts": len(self.contexts)},
-            items={
-                "word": list(ages),
-                "log10 of words of training": [model for model, _ in ages.values()],
-                "month": [child for _, child in ages.values()],
-            },
-        )
+        error = None if error is None else 100 * error
+        metric = "Pearson's correlation with children's ages, x 100"
+        result = TaskResult(task, metric, 100 * correlation, len(ages), error, chance=0.0)
+        result.notes.update({"checkpoints": len(checkpoints), "words with contexts": len(self.contexts)})
+        models, children = ([pair[at] for pair in ages.values()] for at in (0, 1))
+        result.items.update({"word": list(ages), "log10 of words of training": models, "month": children})
+        return result
 
     def records(self, task: str, checkpoints: Sequence[ModelResults]) -> list[dict[str, Any]]:
         """Surprisals as the BabyLM pipeline writes them, a record for each checkpoint, word and context."""

@@ -87,6 +87,8 @@ class ReadingTimes(TaskItems[Word]):
         table = {**self.table, "surprisal": surprisal, "before": before}
         gains = {name: gain(table, name, BASE, "surprisal") for name in EYE_TRACKING}
         eyes, paced = float(np.mean(list(gains.values()))), self_paced(table)
+        gains = {"eye_tracking": eyes, "self_paced": paced, **gains}
+        known = [None if math.isnan(value) else value for value in before.tolist()]
         also = {}
         if model.tokenizer.encode("the") != model.tokenizer.encode(" the"):
             with_space, before_with_space = self.surprisals(model, advance, space=" ")
@@ -101,17 +103,10 @@ class ReadingTimes(TaskItems[Word]):
             count=self.count,
             standard_error=error,
             chance=0.0,
-            parts={
-                "eye_tracking": Part(eyes, self.count),
-                "self_paced": Part(paced, self.count),
-                **{name: Part(value, self.count) for name, value in gains.items()},
-            },
+            parts={name: Part(value, self.count) for name, value in gains.items()},
             also=also,
             notes=too_long(requests, model.scorer.context, consecutive_ranges(np.bincount(owners).tolist())),
-            items={
-                "surprisal": surprisal.tolist(),
-                "before": [None if math.isnan(value) else value for value in before.tolist()],
-            },
+            items={"surprisal": surprisal.tolist(), "before": known},
         )
 
     def surprisals(

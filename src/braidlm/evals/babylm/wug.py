@@ -38,19 +38,11 @@ class MadeUpWords(RankedOptions):
         probabilities = np.array([probability_of_first(sums[group.start : group.stop]) for group in groups])
         correlation = spearman(probabilities, self.ratios)
         error = spearman_error(correlation, self.count)
-        return TaskResult(
-            task=task,
-            metric="Spearman's correlation with people, x 100",
-            score=100 * correlation,
-            count=self.count,
-            standard_error=None if error is None else 100 * error,
-            chance=0.0,
-            notes=notes,
-            items={
-                "chosen": [int(np.argmax(sums[group.start : group.stop])) for group in groups],
-                "probability": probabilities.tolist(),
-            },
-        )
+        error = None if error is None else 100 * error
+        chosen = [int(np.argmax(sums[group.start : group.stop])) for group in groups]
+        items = {"chosen": chosen, "probability": probabilities.tolist()}
+        metric = "Spearman's correlation with people, x 100"
+        return TaskResult(task, metric, 100 * correlation, self.count, error, chance=0.0, notes=notes, items=items)
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """The chosen sentences and the probabilities as the BabyLM pipeline writes them."""

@@ -1,7 +1,7 @@
 """A task that a model is fine-tuned for: its labelled examples, and the mean score over seeds."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -98,18 +98,12 @@ class LabelledTask:
         }
         if classes is not None:
             notes["majority class"] = constant_answer("accuracy", labels, classes)
-        return TaskResult(
-            task=task,
-            metric=f"{metric}, %",
-            score=float(np.mean(scores)),
-            count=len(labels),
-            # The error of the mean over seeds, over samples of items and of seeds.
-            standard_error=math.sqrt(float(np.mean(of_items)) ** 2 + of_seeds) if of_items else None,
-            chance=constant_answer(metric, labels, classes),
-            also={name: float(np.mean([values[name] for values in metrics])) for name in metrics[0] if name != metric},
-            notes=notes,
-            items={self.data_set.name: tuned[0].answers.tolist()},
-        )
+        # The error of the mean over seeds, over samples of items and of seeds.
+        error = math.sqrt(float(np.mean(of_items)) ** 2 + of_seeds) if of_items else None
+        means = {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}
+        chance, items = constant_answer(metric, labels, classes), {self.data_set.name: tuned[0].answers.tolist()}
+        result = TaskResult(task, f"{metric}, %", means.pop(metric), len(labels), error, chance=chance, items=items)
+        return replace(result, also=means, notes=notes)
 
 
 def read_labelled(data_set: DataSet, path: Path) -> LabelledTask:

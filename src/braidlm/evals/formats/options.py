@@ -264,17 +264,11 @@ def set_accuracy(
     rates = {name: part.score / 100 for name, part in parts.items()}
     # The variance of a weighted mean: that of its parts, each times the square of its weight.
     variance = sum(weights[name] ** 2 * (rates[name] * (1 - rates[name]) / part.count) for name, part in parts.items())
-    return TaskResult(
-        task=task,
-        metric=metric,
-        score=sum(weights[name] * part.score for name, part in parts.items()),
-        count=len(sets),
-        standard_error=100 * math.sqrt(variance),
-        chance=round(100 * chance, 6),
-        parts=parts,
-        notes={"sets": len(parts)},
-        items={INFLUENCE: set_influences(100.0 * np.array(right, dtype=np.float64), sets, weights)},
-    )
+    score = sum(weights[name] * part.score for name, part in parts.items())
+    items = {INFLUENCE: set_influences(100.0 * np.array(right, dtype=np.float64), sets, weights)}
+    fields: dict[str, Any] = {"parts": parts, "notes": {"sets": len(parts)}, "items": items}
+    error = 100 * math.sqrt(variance)
+    return TaskResult(task, metric, score, len(sets), error, chance=round(100 * chance, 6), **fields)
 
 
 def accuracy(task: str, right: Sequence[bool] | np.ndarray, metric: str = "accuracy, %", **more: Any) -> TaskResult:

@@ -102,17 +102,11 @@ class MathsProblems(TaskItems[Question]):
 
         right = judged(self.is_right)
         kinds = dict.fromkeys(kind for question in self.items for kind in question.by)
-        return accuracy(
-            task,
-            right,
-            "exact match, %",
-            chance=0.0,
-            parts=percentages([question.part for question in self.items], right),
-            by={kind: percentages([question.by.get(kind) for question in self.items], right) for kind in kinds},
-            also={name: 100 * sum(judged(rule)) / len(solutions) for name, rule in self.also.items()},
-            notes=notes,
-            items={"right": right, "solution": solutions},
-        )
+        parts = percentages([question.part for question in self.items], right)
+        by = {kind: percentages([question.by.get(kind) for question in self.items], right) for kind in kinds}
+        also = {name: 100 * sum(judged(rule)) / len(solutions) for name, rule in self.also.items()}
+        fields = {"parts": parts, "by": by, "also": also, "items": {"right": right, "solution": solutions}}
+        return accuracy(task, right, "exact match, %", chance=0.0, notes=notes, **fields)
 
 
 @TASKS.register("gsm8k")
