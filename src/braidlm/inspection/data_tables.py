@@ -75,14 +75,6 @@ def _tokens(model: ModelRoutes) -> Iterator[Row]:
                 yield name, position, token, layer.name, choice, weight, "; ".join(f"{n} {w:.3g}" for n, w in others)
 
 
-def _gates(model: ModelGates) -> Iterator[Row]:
-    return (tuple(getattr(one, name) for name in GATES["gates"][0].split()) for one in model.layers)
-
-
-def _gate_domains(model: ModelGates) -> Iterator[Row]:
-    return ((one.layer, domain, share) for one in model.layers for domain, share in one.by_domain.items())
-
-
 ROUTES: dict[str, tuple[str, Callable[[Any], Iterator[Row]]]] = {
     "summary": ("counted decisions choice share accuracy accuracy_by_chance", _summary),
     "decisions": ("prompt domain path layer read_by chosen right", _decisions),
@@ -96,7 +88,11 @@ ROUTES: dict[str, tuple[str, Callable[[Any], Iterator[Row]]]] = {
     "typical": ("layer choice tokens", _typical),
     "tokens": ("text position token layer chosen weight others", _tokens),
 }
-GATES: dict[str, tuple[str, Callable[[Any], Iterator[Row]]]] = {
-    "gates": ("layer activation activation_without mean mean_without relative gain", _gates),
-    "gate_domains": ("layer domain relative", _gate_domains),
+_NUMBERS = "layer activation activation_without mean mean_without relative gain"
+GATES: dict[str, tuple[str, Callable[[ModelGates], Iterator[Row]]]] = {
+    "gates": (_NUMBERS, lambda model: (tuple(getattr(one, name) for name in _NUMBERS.split()) for one in model.layers)),
+    "gate_domains": (
+        "layer domain relative",
+        lambda model: ((one.layer, *pair) for one in model.layers for pair in one.by_domain.items()),
+    ),
 }

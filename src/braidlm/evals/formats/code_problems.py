@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -142,23 +142,13 @@ def _result(
         "tests": {LANGUAGES[name].name: LANGUAGES[name].trust(environment.sandbox) for name in rates[1]},
     }
     weights = dict.fromkeys(rates[1], 1 / len(rates[1]))
-    return TaskResult(
-        task=task,
-        metric="pass@1, %",
-        score=means[1],
-        count=len(problems),
-        # The error of the mean over languages of means over problems.
-        standard_error=math.sqrt(sum(errors) / len(errors) ** 2) if len(errors) == len(rates[1]) else None,
-        chance=0.0,
-        parts=parts,
-        also={f"pass@{k}": mean for k, mean in means.items() if k > 1},
-        notes=notes,
-        items={
-            "problem": [problem.name for problem in problems],
-            "failures": [list(reasons) for reasons in failures],
-            INFLUENCE: set_influences([100 * count / samples for count in passed], languages, weights),
-        },
-    )
+    influences = set_influences([100 * count / samples for count in passed], languages, weights)
+    items = {"problem": [problem.name for problem in problems], "failures": list(map(list, failures))}
+    # The error of the mean over languages of means over problems.
+    error = math.sqrt(sum(errors) / len(errors) ** 2) if len(errors) == len(rates[1]) else None
+    also = {f"pass@{k}": mean for k, mean in means.items() if k > 1}
+    fields: dict[str, Any] = {"parts": parts, "also": also, "notes": notes, "items": {**items, INFLUENCE: influences}}
+    return TaskResult(task, "pass@1, %", means[1], len(problems), error, chance=0.0, **fields)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

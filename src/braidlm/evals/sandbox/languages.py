@@ -214,10 +214,6 @@ _TESTIFY = "github.com/stretchr/testify"
 _GO_MODULE = f"module sample\n\ngo 1.18\n\nrequire {_TESTIFY} v0.0.0\n\nreplace {_TESTIFY} => ./testify\n"
 
 
-_GO_PROGRAM = 'package main\n\nimport (\n\t"testing"\n\t"github.com/stretchr/testify/assert"\n)\n'
-_GO_TEST = "func TestSum(t *testing.T) {\n\tassert.New(t).Equal(2, 1+1)\n}\n"
-
-
 def _go_environment(paths: Mapping[str, str], folder: str, cache: str) -> dict[str, str]:
     return {
         **{"GOROOT": _folder_of(paths["go"]), "GOPATH": f"{folder}/go", "GOCACHE": cache},
@@ -254,29 +250,18 @@ def _go(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
     return Program(files, [build, run], disk=256 * MEGABYTE)
 
 
+_GO_EXAMPLE = TestedCode(
+    'package main\n\nimport (\n\t"testing"\n\t"github.com/stretchr/testify/assert"\n)\n',
+    "func TestSum(t *testing.T) {\n\tassert.New(t).Equal(2, 1+1)\n}\n",
+)
+_PYTHON_EXAMPLE = TestedCode("def f(x): return x + 1\n", "assert f(1) == 2\n", names=("f",))
+_JS_EXAMPLE = TestedCode("const f = (x) => x + 1\n", "console.assert(f(1) === 2)\n", names=("f",))
+_CPP_EXAMPLE = TestedCode("int f() { return 2; }", "#include <cassert>\nint main() { assert(f() == 2); }\n")
+_JAVA_EXAMPLE = TestedCode("class Solution { }", "public class Main { public static void main(String[] words) { } }\n")
 LANGUAGES = {
-    "python": Language(
-        "Python", ("python",), _python, TestedCode("def f(x): return x + 1\n", "assert f(1) == 2\n", names=("f",)), True
-    ),
-    "cpp": Language(
-        "C++",
-        ("g++",),
-        _cpp,
-        TestedCode("int f() { return 2; }", "#include <cassert>\nint main() { assert(f() == 2); }\n"),
-    ),
-    "java": Language(
-        "Java",
-        ("javac", "java"),
-        _java,
-        TestedCode("class Solution { }", "public class Main { public static void main(String[] words) { } }\n"),
-    ),
-    "js": Language(
-        "JavaScript",
-        ("node",),
-        _js,
-        TestedCode("const f = (x) => x + 1\n", "console.assert(f(1) === 2)\n", names=("f",)),
-        tests_apart=True,
-        silent=True,
-    ),
-    "go": Language("Go", ("go",), _go, TestedCode(_GO_PROGRAM, _GO_TEST), prepare=_prepare_go),
+    "python": Language("Python", ("python",), _python, _PYTHON_EXAMPLE, tests_apart=True),
+    "cpp": Language("C++", ("g++",), _cpp, _CPP_EXAMPLE),
+    "java": Language("Java", ("javac", "java"), _java, _JAVA_EXAMPLE),
+    "js": Language("JavaScript", ("node",), _js, _JS_EXAMPLE, tests_apart=True, silent=True),
+    "go": Language("Go", ("go",), _go, _GO_EXAMPLE, prepare=_prepare_go),
 }
