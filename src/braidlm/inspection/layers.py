@@ -111,11 +111,9 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
         raise no_choices()
     if not any(layer.read_by for layer in layers):
         reasons = "; ".join(f"{layer.name}: {layer.note}" for layer in layers)
-        raise BraidError(
-            f"which path is taken cannot be read in any layer: {reasons}",
-            todo="It is seen where a join has a router (`braid compose --join gumbel_v1`) or paths of its width, and "
-            "where a head weighs whole models anew for every token (`--join posterior`).",
-        )
+        todo = "It is seen where a join has a router (`braid compose --join gumbel_v1`) or paths of its width, and "
+        todo += "where a head weighs whole models anew for every token (`--join posterior`)."
+        raise BraidError(f"which path is taken cannot be read in any layer: {reasons}", todo=todo)
     return layers
 
 

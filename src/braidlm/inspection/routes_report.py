@@ -114,10 +114,8 @@ def _opening(report: Report, result: RoutingReport) -> None:
     what = "In each parallel layer a token takes one of several paths."
     if _top_k(result) or not _has_paths(result):
         what = "Routers choose for each token a few of several paths or experts."
-    report.text(
-        f"{what} Here is which, for {', '.join(looked_at)}, and whether that has anything to do with what a text is "
-        "about."
-    )
+    about = "whether that has anything to do with what a text is about"
+    report.text(f"{what} Here is which, for {', '.join(looked_at)}, and {about}.")
     if len(result.models) == 1:
         report.facts(dict(_key_figures(first)))
     elif (table := share_table(result, 0)).rows:

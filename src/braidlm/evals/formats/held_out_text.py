@@ -110,13 +110,10 @@ class PackedDocuments:
         eos = self.data.manifest.eos_id
         texts = [tokenizer.decode(ids[:-1] if ids[-1:] == [eos] else ids) for ids, _ in self._tokens]
         if self.has_prompts or [len(text.encode()) for text in texts] != self.bytes.tolist():
-            raise BraidError(
-                "this data set was packed with another tokenizer than the model's, from whose tokens the text cannot "
-                "be had back",
-                str(self.data.folder),
-                "Give the text itself (of questions the JSONL, with `--answer`), or pack it with "
-                "`braid prepare SOURCE --tokenizer MODEL --out DIR`.",
-            )
+            what = "this data set was packed with another tokenizer than the model's, from whose tokens the text "
+            todo = "Give the text itself (of questions the JSONL, with `--answer`), or pack it with "
+            todo += "`braid prepare SOURCE --tokenizer MODEL --out DIR`."
+            raise BraidError(f"{what}cannot be had back", str(self.data.folder), todo)
         return [Piece(text, True) for text in texts]
 
 

@@ -120,12 +120,9 @@ def open_harness(name: str, folder: Path | str | None = None, shots: int | None 
                 task.build_all_requests()
     except Exception as error:  # a task may run the code of any package
         what = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BraidError(
-            f"this task of lm-evaluation-harness cannot be opened: {what}",
-            where,
-            "Its data comes from the Hub. Offline, give a folder with a task file that reads local files "
-            "(`dataset_path: json`): `--harness-tasks FOLDER`.",
-        ) from error
+        todo = "Its data comes from the Hub. Offline, give a folder with a task file that reads local files "
+        todo += "(`dataset_path: json`): `--harness-tasks FOLDER`."
+        raise BraidError(f"this task of lm-evaluation-harness cannot be opened: {what}", where, todo) from error
     finally:
         random.setstate(state)
     digest = hashlib.sha256()

@@ -152,8 +152,7 @@ def dynamics_report(evaluation: Evaluation) -> Report:
             f"from the mean of all, on average over tasks; {second} gets to {next_highest:+.2f}.\n\n{report.verdict}"
         )
         _add_comparison(report, compared)
-    report.heading("Around the mean")
-    report.text(
+    report.heading("Around the mean").text(
         "For each task how far a checkpoint lies above or below the mean of its run's checkpoints, in the task's "
         "standard deviations, so that up is always better (the sign of bits per byte is turned) and all tasks have "
         f"one scale. Smoothed: a centred moving average of {SMOOTHING} checkpoints, of fewer at the ends. The dotted "

@@ -197,12 +197,9 @@ def _difference_table(evaluation: Evaluation) -> Table:
     for task, numbers in _differences(evaluation).items():
         found = evaluation.verdicts[task]
         rows.append([f"`{task}`", found.best, found.next, *numbers, "paired" if found.paired else "apart", found.clear])
-    return Table(
-        ["task", "best", "next", "difference", "standard error", "items", "clear"],
-        rows,
-        "Clear: more than two standard errors of the difference. Paired: the error is that of the differences item by "
-        "item; apart: both scores' errors in quadrature.",
-    )
+    columns = ["task", "best", "next", "difference", "standard error", "items", "clear"]
+    caption = "Clear: more than two standard errors of the difference. Paired: the error is that of the differences "
+    return Table(columns, rows, f"{caption}item by item; apart: both scores' errors in quadrature.")
 
 
 def _add_parts(report: Report, evaluation: Evaluation, task: str) -> None:

@@ -115,12 +115,12 @@ class Sandbox:
         usable: list[Sandbox] = []
         for isolation, filtered in (("namespaces", True), ("landlock", True), ("none", True), ("none", False)):
             if isolation == "none" and policy == "required":
-                raise BraidError(
-                    "this system offers no way to isolate programs (" + "; ".join(problems) + ")",
-                    "code execution",
+                what = f"this system offers no way to isolate programs ({'; '.join(problems)})"
+                todo = (
                     "Run on a system with user namespaces or Landlock (Linux 5.13), or as root in a virtual machine. "
-                    "In a throw-away machine without secrets, code_isolation=best runs programs with what there is.",
                 )
+                todo += "In a throw-away machine without secrets, code_isolation=best runs programs with what there is."
+                raise BraidError(what, "code execution", todo)
             failures, problem = _tested(sandbox := cls(isolation, filtered, readable))
             problems.append(f"{isolation}: {problem or 'does not prevent ' + ', '.join(failures)}")
             if problem is None:

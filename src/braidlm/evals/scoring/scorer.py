@@ -104,9 +104,8 @@ class Scorer:
         self.dtype = torch.float32 if dtype is None else dtype
         self.resolves_near_ties = self.dtype == torch.float32
         """Whether near ties are decided in float64: only for float32, whose rounding error they are about."""
-        self.forward: TreeForward = (
-            BraidForward(model, self.dtype) if isinstance(model, BraidForCausalLM) else TransformersForward(model)
-        )
+        is_braid = isinstance(model, BraidForCausalLM)
+        self.forward: TreeForward = BraidForward(model, self.dtype) if is_braid else TransformersForward(model)
         self.share = share and self.forward.supports_trees
         self.device: torch.device = next(model.parameters()).device
         kind = self.device.type
