@@ -65,10 +65,6 @@ class Progress:
         """Training progress in [0, 1]."""
         return min(self.done(budget.unit) / budget.count, 1.0)
 
-    def plus(self, tokens: int, words: int) -> "Progress":
-        """The progress after one more step."""
-        return Progress(self.steps + 1, self.tokens + tokens, self.words + words)
-
 
 def short(count: int) -> str:
     """1000000 as 1M, where nothing is lost."""

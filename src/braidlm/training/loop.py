@@ -234,7 +234,7 @@ class Trainer:
         self.stepper.begin_step(before.steps, share)
         row_length = next(filter(None, (one.row_length(share) for one in self.features)), None)
         batch = self.loader.next_batch(share, self._left("words"), self._left("tokens"), row_length)
-        self.progress = before.plus(batch.token_count, batch.word_count)
+        self.progress = Progress(before.steps + 1, before.tokens + batch.token_count, before.words + batch.word_count)
         self.rate, share = self.learning_rate(before, self.progress), self.progress.share(self.budget)
         batch = self.stepper.read_batch(batch, share)
         report = self.stepper.step(batch.inputs, batch.labels, batch.target_count, self.rate, share)
