@@ -22,15 +22,7 @@ from braidlm.training.step.compute import autocast
 from braidlm.training.step.objective import BatchLosses
 from braidlm.training.step.optimizers.contract import Optimizer, optimizers
 from braidlm.training.step.parallel import Rank, take_from_main
-from braidlm.training.step.sharding import (
-    Layout,
-    choose_layout,
-    local,
-    shard,
-    synchronize_copies,
-    total_norm,
-    whole_view,
-)
+from braidlm.training.step.sharding import choose_layout, local, shard, synchronize_copies, total_norm, whole_view
 from braidlm.training.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
@@ -81,7 +73,7 @@ class Stepper:
         """The features are by default those that the config asks for and that need no data."""
         model = trained.model
         self.model, self.config, self.rank, self.dtype = model.train(), config, rank, dtype
-        self.layout: Layout | None = choose_layout(config.parallel, model, rank)  # None: it has all weights, alone
+        self.layout = choose_layout(config.parallel, model, rank)  # None: this process has all weights, alone
         on_gpu = rank.device.type == "cuda"
         self.features = make_features(Setup(model, config, rank, dtype)) if features is None else list(features)
         self.extra = {one.kind: one for one in self.features if isinstance(one, ExtraLoss)}
