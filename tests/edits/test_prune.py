@@ -163,12 +163,12 @@ def test_the_least_used_modules_go_first(tmp_path: Path, text: Path, normalise: 
     """No module that went was used more than one that stayed beside another in its layer."""
     folder = model_folder(tmp_path / "source")
     source = OpenedBraid(folder)
-    calibration = calibrate(source, str(text), 100_000, "frequency")
-    plan = Prune(str(text), keep=0.8, normalise=normalise).plan_for(source, calibration)
+    texts, usage = calibrate(source, str(text), 100_000, "frequency")
+    plan = Prune(str(text), keep=0.8, normalise=normalise).plan_for(source, texts, usage)
     left = [one.names for layer in layers_of(ModelInfo(plan.model.config)) for one in modules_of(layer)]
     gone, stayed = [], []
     for one, names in zip(all_modules(source), left, strict=True):
-        used = calibration.usage[one.address]
+        used = usage[one.address]
         shares = (used / (used.max() if normalise == "max" else used.sum())).tolist()
         gone += [share for name, share in zip(one.names, shares, strict=True) if name not in names]
         stayed += [share for name, share in zip(one.names, shares, strict=True) if name in names and len(names) > 1]

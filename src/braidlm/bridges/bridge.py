@@ -20,9 +20,9 @@ from braidlm.bridges.checkpoint import Checkpoint, Shapes
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.differences import bullet_list, compare_shapes
 from braidlm.core.errors import BraidError
-from braidlm.core.files import sha256_of
+from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.card import licence_record
+from braidlm.core.models.card import CARD, licence_record, model_card
 from braidlm.core.models.folders import (
     WEIGHTS,
     check_weights,
@@ -36,7 +36,7 @@ from braidlm.core.models.folders import (
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.compression import QuantisedMatrix, QuantisedStack, compressions
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.config.registry import Choice, Registry
+from braidlm.model.config.registry import Registry
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 bridges = Registry("format")
@@ -74,19 +74,15 @@ class TensorMapping:
     def to_braid(self, parts: Sequence[Tensor]) -> Tensor:
         """The foreign tensors as ours, in float32."""
         parts = [(part.t() if self.transposed else part[0] if self.as_row else part).float() for part in parts]
-        each, modules = self._parts_of_module, []
+        each, modules = len(self.foreign) // (self.stacked or 1), []
         for at in range(0, len(parts), each):
             rows = torch.cat(parts[at : at + each]) if each > 1 else parts[at]
             modules.append(rows if self.row_order is None else rows[torch.tensor(self.row_order).argsort()])
         return modules[0].contiguous() if self.stacked is None else torch.stack(list(map(_transpose_matrix, modules)))
 
-    @property
-    def _parts_of_module(self) -> int:
-        return len(self.foreign) // (self.stacked or 1)
-
     def describe(self, exporting: bool) -> str:
         """In a few words how the tensors are changed."""
-        each = self._parts_of_module
+        each = len(self.foreign) // (self.stacked or 1)
         joined = "" if each == 1 else f"split in {each}" if exporting else f"{each} stacked"
         reordered = "rows reordered" if self.row_order is not None else ""
         repeated = "" if self.stacked is None else f"for each of {self.stacked} members"
@@ -139,17 +135,27 @@ class Bridge(ABC):
         return {name: tuple(part.shape) for parts in converted for name, part in parts.items()}
 
 
-class ExportTarget(ABC):
-    """What an export fills and saves."""
+class ExportTarget:
+    """What an export fills and saves: its own files in a folder, and beside them the tokenizer, the lineage and a card,
+    unless it writes one file."""
 
     shapes: Shapes
     """The shapes of all tensors that the target needs, except of a tied head."""
 
-    @abstractmethod
+    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        """Write configuration and weights."""
+        raise NotImplementedError
+
     def write(
         self, out: Path, tensors: dict[str, Tensor], tokenizer: BraidTokenizer | None, lineage: dict[str, Any]
     ) -> None:
         """Write the whole model in one atomic step."""
+        with atomic_folder(out) as folder:
+            if tokenizer is not None:
+                tokenizer.save(folder)
+            self.save(tensors, folder)
+            write_json(folder / "lineage.json", lineage)
+            write_text(folder / CARD, model_card(out.name, lineage))
 
 
 class ExportingBridge(Bridge):
@@ -240,12 +246,9 @@ class Import:
         self.checkpoint.check(shapes, opened.description, path)
         rows = opened.config.vocab_size
         if tokenizer is not None and tokenizer.vocab_size > rows:
-            raise BraidError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {rows} rows for them",
-                str(path),
-                "Use the tokenizer the model was made for, or enlarge the model first with transformers' "
-                "`model.resize_token_embeddings`.",
-            )
+            what = f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {rows} rows for them"
+            todo = "Use the tokenizer the model was made for, or enlarge the model first with transformers'"
+            raise BraidError(what, str(path), f"{todo} `model.resize_token_embeddings`.")
         notes, ignored = list(opened.notes), self.checkpoint.ignored
         for why in dict.fromkeys(ignored.values()):
             names = [name for name, reason in ignored.items() if reason == why]
@@ -281,7 +284,12 @@ class Export:
         self.folder, self.name, self.kind, self.tokenizer = folder, name, kind, tokenizer
         config = load_config(folder)
         check_weights(folder, skeleton(config))
-        quantised = [form for form in config.decoded.compression if stands_for_weights(form)]
+        # Products with such matrices are those with other weights, and nothing else is rounded.
+        quantised = [
+            form
+            for form in config.decoded.compression
+            if not compressions[form.kind].trainable and not getattr(form.options, "dynamic", False)
+        ]
         config.decoded.compression = [form for form in config.decoded.compression if form not in quantised]
         info = ModelInfo(config)
         if problems := bridge.export_problems(info) + bridge.tokenizer_problems(info, tokenizer):
@@ -305,8 +313,12 @@ class Export:
 
     def write(self, out: Path) -> None:
         """Write the folder or file in one atomic step."""
-        state = plain_weights(load_model(self.folder))
-        tensors = {name: torch.zeros(shape) for name, shape in self.zeros.items()}
+        model = load_model(self.folder)
+        state, tensors = dict(model.state_dict()), {name: torch.zeros(shape) for name, shape in self.zeros.items()}
+        for address, module in model.named_modules():
+            if isinstance(module, QuantisedMatrix):
+                own = module.rows()[0] if isinstance(module, QuantisedStack) else module.dense()
+                state[f"{address}.weight"] = own
         for mapping in self.mappings:
             tensors |= mapping.to_foreign(state[mapping.braid].float())
         source = {
@@ -319,20 +331,6 @@ class Export:
         made_by = f"convert to {self.kind}"
         lineage = {"format": 1, "made_by": made_by, "sources": [source], "versions": versions()}
         self.target.write(out, tensors, self.tokenizer, lineage)
-
-
-def stands_for_weights(form: Choice) -> bool:
-    """Whether products with matrices of this form are those with other weights, and nothing else is rounded."""
-    return not compressions[form.kind].trainable and not getattr(form.options, "dynamic", False)
-
-
-def plain_weights(model: BraidForCausalLM) -> dict[str, Tensor]:
-    """The tensors of a model, with the weights that quantised matrices stand for."""
-    state = dict(model.state_dict())
-    for address, module in model.named_modules():
-        if isinstance(module, QuantisedMatrix):
-            state[f"{address}.weight"] = module.rows()[0] if isinstance(module, QuantisedStack) else module.dense()
-    return state
 
 
 def _counted_patterns(names: Iterable[str]) -> str:

@@ -101,14 +101,6 @@ class Checkpoint:
         return [{"file": path.name, "sha256": sha256_of(path)} for path in self.files]
 
 
-def _is_state_dict(data: Any) -> bool:
-    return (
-        isinstance(data, dict)
-        and bool(data)
-        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in data.items())
-    )
-
-
 def _safetensors(path: Path) -> dict[str, StoredTensor]:
     try:
         file = safe_open(path, "pt")
@@ -126,7 +118,13 @@ def _torch_file(path: Path) -> dict[str, StoredTensor]:
     """The state dict in a file that `torch.save` wrote: all of it, or the one under a key beside other things."""
     data = _load_torch_file(path)
     parts = {None: data, **data} if isinstance(data, dict) else {}
-    found = {key: part for key, part in parts.items() if _is_state_dict(part)}
+    found = {
+        key: part
+        for key, part in parts.items()
+        if isinstance(part, dict)
+        and part
+        and all(isinstance(x, str) and isinstance(y, Tensor) for x, y in part.items())
+    }
     known = [key for key in (None, *STATE_DICT_KEYS) if key in found] or (list(found) if len(found) == 1 else [])
     if not known:
         contents = f"one {type(data).__name__}"
@@ -162,22 +160,17 @@ def _load_torch_file(path: Path) -> Any:
         raise BraidError(what, str(path), "Download or copy it again.") from error
 
 
-def _indexed_files(path: Path) -> list[str]:
-    """The names of the files that an index lists; a name that leads out of the folder is none."""
-    weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise BraidError("this index has no weight_map", str(path))
-    names = sorted(set(weight_map.values()))
-    if outside := [name for name in names if Path(name).name != name]:
-        raise BraidError(f"this index lists a file that is not in the folder: {outside[0]!r}", str(path))
-    return names
-
-
 def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
-    if (folder / INDEX_FILE).is_file():
-        paths = [folder / name for name in _indexed_files(folder / INDEX_FILE)]
+    if index.is_file():
+        listed = read_json(index).get("weight_map")
+        if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
+            raise BraidError("this index has no weight_map", str(index))
+        paths = [folder / name for name in sorted(set(listed.values()))]
+        if outside := [name for name in sorted(set(listed.values())) if Path(name).name != name]:
+            raise BraidError(f"this index lists a file that is not in the folder: {outside[0]!r}", str(index))
         if missing := [path.name for path in paths if not path.is_file()]:
             what = f"of {len(paths)} files of weights {len(missing)} are not there: {', '.join(missing)}"
             raise BraidError(what, str(folder), "Download or copy them again.")

@@ -15,10 +15,8 @@ from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.bridges.rope import older_rope_settings
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
-from braidlm.core.files import atomic_folder, write_json, write_text
-from braidlm.core.models.card import CARD, model_card
+from braidlm.core.files import write_json
 from braidlm.core.reading import read_json
-from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.config.braid_config import BraidConfig
 
 
@@ -93,8 +91,7 @@ class HuggingFaceBridge(ExportingBridge):
 
     def resolve_tied_head(self, config: Any, checkpoint: Checkpoint) -> list[str]:
         """Leave out a stored head that equals the embedding it is tied to; untie another one, as transformers does."""
-        both_stored = {self.head, self.embedding} <= set(checkpoint.stored)
-        if not (config.tie_word_embeddings and both_stored):
+        if not config.tie_word_embeddings or not {self.head, self.embedding} <= set(checkpoint.stored):
             return []
         if checkpoint.ignore_copy_of_embedding(self.head, self.embedding):
             return []
@@ -102,25 +99,7 @@ class HuggingFaceBridge(ExportingBridge):
         return ["config.json ties the head to the embedding, but the weights hold another head: it is kept, untied"]
 
 
-class FolderTarget(ExportTarget):
-    """A folder of another format: its own files, and beside them the tokenizer, the lineage and a card."""
-
-    @abstractmethod
-    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Write configuration and weights."""
-
-    def write(
-        self, out: Path, tensors: dict[str, Tensor], tokenizer: BraidTokenizer | None, lineage: dict[str, Any]
-    ) -> None:
-        with atomic_folder(out) as folder:
-            if tokenizer is not None:
-                tokenizer.save(folder)
-            self.save(tensors, folder)
-            write_json(folder / "lineage.json", lineage)
-            write_text(folder / CARD, model_card(out.name, lineage))
-
-
-class TransformersTarget(FolderTarget):
+class TransformersTarget(ExportTarget):
     """A model of transformers, on the meta device until it is filled."""
 
     def __init__(self, model: Any, head: str, embedding: str):

@@ -144,21 +144,22 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
 
     Sliding windows are each format's own concern.
     """
-    architecture = info.architecture
-    problems = wrong_kinds(title, {"positions are": (architecture.positions.kind, positions)})
-    stages = [
+    architecture, block = info.architecture, info.block
+    problems = [
         f"stage {i} is '{choice.kind}'; {title} is a plain stack of blocks"
         for i, (choice, stage) in enumerate(zip(architecture.stages, info.model.model.stages, strict=True))
         if not isinstance(stage, BlockStage)
     ]
-    if stages:
-        return stages + problems
-    block = info.block
-    kinds = {"the norm is": (block.norm.kind, norm), "the feed-forward is": (block.feed.kind, feed)}
-    problems += wrong_kinds(title, kinds)
+    kinds = {"positions are": (architecture.positions.kind, positions)}
+    if info.is_stack:
+        kinds |= {"the norm is": (block.norm.kind, norm), "the feed-forward is": (block.feed.kind, feed)}
+    problems += [f"{what} '{kind}'; {title} has '{own}'" for what, (kind, own) in kinds.items() if kind != own]
+    if not info.is_stack:
+        return problems
     problems += info.unequal_blocks("norm", "attention", "feed", windows=False)
-    for choice in architecture.compression:
-        problems.append(f"matrices are compressed ({choice.kind}); {title} stores each as it is")
+    problems += [
+        f"matrices are compressed ({one.kind}); {title} stores each as it is" for one in architecture.compression
+    ]
     if encode(architecture.norm) != encode(block.norm):
         problems.append(f"the norm before the head differs from that of the blocks; {title} has one kind throughout")
     if architecture.embedding.kind != "tokens":
@@ -172,11 +173,6 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
     elif not block.attention.options.out_projection:
         problems.append(f"attention has no output projection (out_projection: false); {title}'s always has one")
     return problems
-
-
-def wrong_kinds(title: str, kinds: dict[str, tuple[str, str]]) -> list[str]:
-    """A problem for each part whose kind, the first of two, is not the format's."""
-    return [f"{what} '{kind}'; {title} has '{needed}'" for what, (kind, needed) in kinds.items() if kind != needed]
 
 
 def window_problems(info: ModelInfo, title: str) -> list[str]:

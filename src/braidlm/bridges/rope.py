@@ -38,12 +38,11 @@ def braid_positions(config: Any) -> dict[str, Any]:
 
 def rope_parameters(positions: Any) -> dict[str, Any]:
     """Transformers' `rope_parameters` for our rotary positions."""
-    rope = {"rope_type": "default", "rope_theta": positions.theta}
     if positions.scaling is None:
-        return rope
+        return {"rope_type": "default", "rope_theta": positions.theta}
     options = vars(positions.scaling.options)
     written = {theirs: options[ours] for theirs, ours in NAMES.items() if options.get(ours) is not None}
-    return rope | {"rope_type": positions.scaling.kind, **written}
+    return {"rope_type": positions.scaling.kind, "rope_theta": positions.theta, **written}
 
 
 def older_rope_settings(parameters: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The account of an edit: where each tensor of the new model comes from, and which source tensors are left out."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
@@ -183,11 +183,6 @@ def moved(tensors: Iterable[str], addresses: Mapping[str, str] | None = None) ->
     return account
 
 
-def parts_of(sources: Sequence[str], tensors: Sequence[str]) -> tuple[Part, ...]:
-    """A tensor of each source."""
-    return tuple(Part(source, tensor) for source, tensor in zip(sources, tensors, strict=True))
-
-
 def account_table(account: Account, paths: Sequence[str] = ()) -> list[str]:
     """The account as text: tensors of one kind in one line, numbers of layers as *; left-out tensors come last."""
     entries: list[tuple[str, str, tuple[Part, ...]]] = []
@@ -198,17 +193,18 @@ def account_table(account: Account, paths: Sequence[str] = ()) -> list[str]:
             target = _pattern(name, paths, "layers", "stack", "experts")
             entries.append((target, origin.description, origin.parts))
     entries += [("-", f"left out: {reason}", (part,)) for part, reason in account.left_out.items()]
-    rows: dict[tuple[str, str, tuple[str, ...]], list[tuple[Part, ...]]] = {}
+    times: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
+    sources: dict[Any, dict[str, dict[str, None]]] = {}  # by row, `model.embedding.weight` of stories and maths
     for target, how, parts in entries:
-        patterns = dict.fromkeys(_pattern(part.tensor, (), "stages", "layers") for part in parts)
-        rows.setdefault((target, how, tuple(patterns)), []).append(parts)
+        read = {part: _pattern(part.tensor, (), "stages", "layers") for part in parts}
+        row = target, how, tuple(dict.fromkeys(read.values()))
+        times[row] += 1
+        for part, tensor in read.items():
+            sources.setdefault(row, {}).setdefault(tensor, {})[part.source] = None
     lines = [["times", "tensor", "from", "how"]]
-    for (target, how, _), found in rows.items():
-        sources: dict[str, dict[str, None]] = {}  # `model.embedding.weight` of stories and maths
-        for part in chain(*found):
-            sources.setdefault(_pattern(part.tensor, (), "stages", "layers"), {})[part.source] = None
-        text = " + ".join(f"{', '.join(names)}: {tensor}" for tensor, names in sources.items()) or "fresh"
-        lines.append([str(len(found)), target, text, how])
+    for row, count in times.items():
+        texts = (f"{', '.join(names)}: {tensor}" for tensor, names in sources.get(row, {}).items())
+        lines.append([str(count), row[0], " + ".join(texts) or "fresh", row[1]])
     return columns(lines)
 
 

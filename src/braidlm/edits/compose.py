@@ -73,11 +73,8 @@ def compose(
         raise BraidError(f"there is no start '{start}'.{did_you_mean(start, STARTS)}")
     if out is not None or not dry_run:
         check_new_folder(out)
-    models = [
-        open_model(found, "braid")
-        for source in sources
-        for found in ([source] if is_hub_name(source) else find_sources(source))
-    ]
+    folders = [one for source in sources for one in ([source] if is_hub_name(source) else find_sources(source))]
+    models = [open_model(folder, "braid") for folder in folders]
     if len(models) < 2:
         raise BraidError("composing takes at least two models", todo="`braid compose A B --out M`")
     path_names = name_paths(models, names)
@@ -87,26 +84,14 @@ def compose(
         model.check_editable()
         check_alone(path, str(model.folder), averaged)
     check_together(paths)
-    composition = Composition.of(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)
+    composition = Composition(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)
     title, details, notes = composition.lines()
-    plan = EditPlan(
-        title,
-        composition.model,
-        composition.account,
-        notes,
-        details,
-        path_names,
-        finish=initialise_as_mean if start == "mean" and not averaged else None,
-        check=partial(check_averaged, paths) if averaged else None,
-    )
-    options = {
-        "join": encode(join_choice),
-        "layers": composition.layout.layers,
-        "blocks": blocks,
-        "freeze": list(freeze),
-        "start": start,
-        "seed": seed,
-    }
+    finish = initialise_as_mean if start == "mean" and not averaged else None
+    check = partial(check_averaged, paths) if averaged else None
+    account = composition.account
+    plan = EditPlan(title, composition.model, account, notes, details, path_names, finish=finish, check=check)
+    options = {"join": encode(join_choice), "layers": composition.layout.layers, "blocks": blocks}
+    options |= {"freeze": list(freeze), "start": start, "seed": seed}
     record = {"made_by": "braid compose", "options": options}
     by_name = dict(zip(path_names, models, strict=True))
     folder = carry_out(plan, by_name, models[0].tokenizer, out, record, dry_run)

@@ -11,14 +11,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
 from braidlm.edits.account import Derived, Transform, from_source, planned, staying
 from braidlm.edits.edit import Edit, EditPlan, edits
-from braidlm.edits.matrices import (
-    Matrix,
-    compressed_config,
-    matrices_of,
-    measure_beside,
-    notes_of,
-    shared_once,
-)
+from braidlm.edits.matrices import Matrix, compressed_config, matrices_of, measure_beside, notes_of, shared_once
 from braidlm.model.compression import FactorisedLinear
 from braidlm.model.config.ranges import Count, Probability, Size
 from braidlm.opening.braid import OpenedBraid
@@ -61,12 +54,9 @@ class Factorize(Edit):
 
     def plan(self, source: OpenedBraid) -> EditPlan:
         measure = measure_beside(source, self.text, self.tokens)
-        built = source.info.model.model  # a matrix that an earlier edit made a product of two stays one
-        matrices = [
-            matrix
-            for matrix in matrices_of(source, self.modules)
-            if not isinstance(built.get_submodule(matrix.address.rpartition(".")[0]), FactorisedLinear)
-        ]
+        modules = dict(source.info.model.model.named_modules())  # what an earlier edit made a product stays one
+        products = {name for name, module in modules.items() if isinstance(module, FactorisedLinear)}
+        matrices = [m for m in matrices_of(source, self.modules) if m.address.rpartition(".")[0] not in products]
         once = shared_once(matrices)
         factors: dict[str, Factors] = {}
         with console.progress("singular values", len(once), "matrices") as advance:
@@ -79,7 +69,6 @@ class Factorize(Edit):
             what = "no matrix has fewer parameters as a product of two"
             raise BraidError(what, source.title, "Keep less energy, or choose a lower rank.")
         ranks = {m.address: factors[m.tensor].rank for m in matrices if m.tensor in factors}
-        config = compressed_config(source, {"low_rank": {"ranks": ranks}})
         derived: dict[str, Derived] = {}
         details = []
         for matrix in (one for one in once if one.tensor in factors):
@@ -89,7 +78,7 @@ class Factorize(Edit):
             derived[f"{matrix.layer}.up.bias"] = from_source(f"{matrix.layer}.bias")
             shape = f"{f'{matrix.members} of ' if matrix.members else ''}{matrix.inputs} x {matrix.outputs}"
             details.append(f"  {matrix.address}: {shape}, rank {own.rank}, {own.energy:.1%} of the energy")
-        model, account = planned(config)
+        model, account = planned(compressed_config(source, {"low_rank": {"ranks": ranks}}))
         account.origins |= {name: origin for name, origin in derived.items() if name in account.origins}
         notes = notes_of(source)
         if whole := len(once) - len(factors):

@@ -65,19 +65,15 @@ class AddGates(Edit):
     def gates(self) -> GatesConfig:
         """The configuration that the options describe."""
         given = {name: getattr(self, name) for name in ("rank", "bias") if getattr(self, name)}
-        kind = {"kind": self.kind, **given}
-        config: GatesConfig = decode(GatesConfig, {"kind": kind, "layers": self.layers})
-        return config
+        return decode(GatesConfig, {"kind": {"kind": self.kind, **given}, "layers": self.layers})
 
     def plan(self, source: OpenedBraid) -> EditPlan:
         """Gates for a Braid model."""
         if source.config.decoded.gates is not None:
             raise _gated_already(source.title)
-        config = source.config_with(gates=encode(self.gates))
-        model = skeleton(config)
-        account = _account(model, targets(model))
-        title = self._title(source.title, model)
-        return EditPlan(title, model, account, source.notes, unchanged_on=probe_ids(config))
+        model = skeleton(source.config_with(gates=encode(self.gates)))
+        account, title = _account(model, targets(model)), self._title(source.title, model)
+        return EditPlan(title, model, account, source.notes, unchanged_on=probe_ids(model.config))
 
     def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
         if not isinstance(model, OpenedDecoder):
@@ -119,7 +115,7 @@ class AddGates(Edit):
             attach(model, self.gates)
             promise = "this edit promises to change no logit, and one changed by"
             check_promise(promise, before, model(ids).logits, largest=0)
-        return model  # type: ignore[no-any-return]
+        return model
 
     def _title(self, name: str, model: Any) -> str:
         gates = gates_of(model)
@@ -135,11 +131,11 @@ class AddGates(Edit):
 
 def _account(model: Any, tensors: Iterable[str]) -> Account:
     """Every tensor is the source's own, but for those of gates."""
-    gates = set(gates_of(model).values())
+    gates, account = set(gates_of(model).values()), moved(tensors)
     own = tuple(f"{name}." for name, module in model.named_modules() if module in gates)
-    account = moved(tensors)
-    fresh = [name for name in account.origins if name.startswith(own)]
-    account.origins |= {name: Fresh("gates at zero", name.rpartition(".")[0]) for name in fresh}
+    for name in account.origins:
+        if name.startswith(own):
+            account.origins[name] = Fresh("gates at zero", name.rpartition(".")[0])
     return account
 
 

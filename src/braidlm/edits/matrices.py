@@ -1,7 +1,7 @@
 """The matrices of a model in another form, and what the model costs and predicts before and after."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import median
@@ -59,8 +59,8 @@ class Matrix:
 
 def matrices_of(source: OpenedBraid, patterns: Sequence[str]) -> list[Matrix]:
     """The matrices of the layers whose addresses fit one of these patterns; every pattern must fit some."""
-    named = source.info.model.model.named_modules()
-    free = {a: m for a, m in named if type(m) in LINEAR and "router" not in a.split(".")}
+    modules = source.info.model.model.named_modules()
+    free = {a: m for a, m in modules if type(m) in LINEAR and "router" not in a.split(".")}
     for pattern in patterns:
         if not any(fnmatchcase(address, pattern) for address in free):
             todo = f"There are {', '.join(list(free)[:4])} and {max(0, len(free) - 4)} more."
@@ -95,12 +95,10 @@ def compressed_config(source: OpenedBraid, *forms: dict[str, Any]) -> BraidConfi
     return source.config_with(compression=[*source.config.architecture["compression"], *forms])
 
 
-def shared_once(matrices: Iterable[Matrix]) -> list[Matrix]:
+def shared_once(matrices: Sequence[Matrix]) -> list[Matrix]:
     """Each tensor once, by the first of its layers."""
-    once: dict[str, Matrix] = {}
-    for matrix in matrices:
-        once.setdefault(matrix.tensor, matrix)
-    return list(once.values())
+    first = {matrix.tensor: matrix for matrix in reversed(matrices)}
+    return [matrix for matrix in matrices if first[matrix.tensor] is matrix]
 
 
 ROUNDS = 3
@@ -127,7 +125,8 @@ def measure_beside(source: OpenedBraid, text: str | None, tokens: int) -> Callab
 
     def measured(edited: BraidForCausalLM) -> dict[str, Any]:
         models = {"before": source.load(dtype=torch.float32), "after": edited}
-        speeds = [_speeds(models, run) for run in (_forward, _steps)]
+        length, steps = (min(most, edited.config.max_position_embeddings) for most in (FORWARD, STEPS))
+        speeds = _speeds(models, length, 1), _speeds(models, 1, steps)
         measures = {}
         for name, model in models.items():
             bits = None if held_out is None else bits_per_byte(model, source, held_out).score
@@ -140,7 +139,7 @@ def measure_beside(source: OpenedBraid, text: str | None, tokens: int) -> Callab
                 rows.append([label, format(before, form), format(after, form), f"{after / before:.3f}"])
         for line in columns(rows):
             console.say(line)
-        return {**measures, "threads": torch.get_num_threads(), "forward": _length(edited), "step": STEPS}
+        return {**measures, "threads": torch.get_num_threads(), "forward": length, "step": STEPS}
 
     return measured
 
@@ -153,33 +152,17 @@ def bits_per_byte(model: Any, source: OpenedModel, text: HeldOutText) -> TaskRes
 
 
 @torch.no_grad()
-def _speeds(
-    models: dict[str, BraidForCausalLM], run: Callable[[BraidForCausalLM], tuple[int, float]]
-) -> dict[str, float]:
-    """Tokens per second of each model; a first round, in which memory is allocated, does not count."""
+def _speeds(models: dict[str, BraidForCausalLM], length: int, steps: int) -> dict[str, float]:
+    """Tokens per second of each model, of which it reads `length` at once, `steps` times, each time after all before.
+
+    A first round, in which memory is allocated, does not count.
+    """
     rounds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(ROUNDS + 1):
         for name, model in models.items():
-            tokens, seconds = run(model)
-            rounds[name].append(tokens / seconds)
+            cache, ids = DynamicCache() if steps > 1 else None, torch.zeros(1, length, dtype=torch.long)
+            begin = time.perf_counter()
+            for _ in range(steps):
+                model(ids, past_key_values=cache, use_cache=steps > 1)
+            rounds[name].append(length * steps / (time.perf_counter() - begin))
     return {name: median(speeds[1:]) for name, speeds in rounds.items()}
-
-
-def _length(model: BraidForCausalLM) -> int:
-    return min(FORWARD, model.config.max_position_embeddings)
-
-
-def _forward(model: BraidForCausalLM) -> tuple[int, float]:
-    ids = torch.zeros(1, _length(model), dtype=torch.long)
-    begin = time.perf_counter()
-    model(ids, use_cache=False)
-    return ids.shape[1], time.perf_counter() - begin
-
-
-def _steps(model: BraidForCausalLM) -> tuple[int, float]:
-    steps = min(STEPS, model.config.max_position_embeddings)
-    cache, ids = DynamicCache(), torch.zeros(1, 1, dtype=torch.long)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        model(ids, past_key_values=cache, use_cache=True)
-    return steps, time.perf_counter() - begin

@@ -199,7 +199,7 @@ def _logits(folder: Path, ids: Tensor) -> Tensor:
     if wrong := [f"{what}: {name}" for what in ("missing_keys", "unexpected_keys") for name in sorted(info[what])]:
         raise BraidError(f"transformers does not read these weights as they are:{bullet_list(wrong)}", str(folder))
     # Transformers needs twice the memory to load weights in another type than the file's.
-    return model.float().eval()(ids).logits  # type: ignore[no-any-return]
+    return model.float().eval()(ids).logits
 
 
 SHARD_BYTES = 2_000_000_000

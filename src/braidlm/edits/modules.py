@@ -154,19 +154,10 @@ Usage = dict[str, Tensor]
 """By a routed part's address, a number for each of its modules."""
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """How much a model's modules are used on a text."""
-
-    texts: list[Sequence[int]]
-    """Its documents as token ids."""
-    usage: Usage
-
-
-def calibrate(source: OpenedBraid, text: str, tokens: int, criterion: Criterion) -> Calibration:
-    """Measure the use of a model's modules on the first `tokens` of a text."""
+def calibrate(source: OpenedBraid, text: str, tokens: int, criterion: Criterion) -> tuple[list[Sequence[int]], Usage]:
+    """The first `tokens` of a text, by documents, and how much a model's modules are used on them."""
     modules, texts = all_modules(source), calibration_texts(source, text, tokens)
-    return Calibration(texts, measure_usage(source.load(dtype=torch.float32), modules, texts, criterion))
+    return texts, measure_usage(source.load(dtype=torch.float32), modules, texts, criterion)
 
 
 def all_modules(source: OpenedBraid) -> list[Modules]:
@@ -174,11 +165,8 @@ def all_modules(source: OpenedBraid) -> list[Modules]:
     modules = [one for layer in layers_of(source.info) for one in modules_of(layer)]
     if not modules:
         in_paths = any(isinstance(module, TopKRouter) for module in source.info.model.modules())
-        raise BraidError(
-            "this model has no experts in its blocks: there is nothing to prune",
-            source.title,
-            "Experts of paths and projections cannot be pruned; `--without` switches them off." if in_paths else None,
-        )
+        todo = "Experts of paths and projections cannot be pruned; `--without` switches them off." if in_paths else None
+        raise BraidError("this model has no experts in its blocks: there is nothing to prune", source.title, todo)
     return modules
 
 

@@ -5,23 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.edits.account import SOURCE, Part, chosen_rows, from_source, parameters, planned, staying
 from braidlm.edits.criteria import Criterion, Normalisation
 from braidlm.edits.edit import Edit, EditPlan, edits
-from braidlm.edits.modules import (
-    Calibration,
-    Layer,
-    Modules,
-    Usage,
-    all_modules,
-    calibrate,
-    layers_of,
-    modules_of,
-    stages_of,
-)
+from braidlm.edits.modules import Layer, Modules, Usage, all_modules, calibrate, layers_of, modules_of, stages_of
 from braidlm.model.config.ranges import Count, Probability, Share
 from braidlm.opening.braid import OpenedBraid
 
@@ -54,17 +43,24 @@ class Prune(Edit):
             raise BraidError("give either a threshold or the share of parameters to keep", todo="`--threshold 0.01`")
 
     def plan(self, source: OpenedBraid) -> EditPlan:
-        return self.plan_for(source, calibrate(source, self.text, self.tokens, self.criterion))
+        return self.plan_for(source, *calibrate(source, self.text, self.tokens, self.criterion))
 
-    def plan_for(self, source: OpenedBraid, calibration: Calibration) -> EditPlan:
-        """The plan for a model whose use of modules has been measured."""
+    def plan_for(self, source: OpenedBraid, texts: Sequence[Sequence[int]], usage: Usage) -> EditPlan:
+        """The plan for a model whose use of modules on these texts has been measured."""
         layers, modules = layers_of(source.info), all_modules(source)
-        usage = {address: _normalised(used, self.normalise) for address, used in calibration.usage.items()}
+        largest = {name: used.max() if self.normalise == "max" else used.sum() for name, used in usage.items()}
+        usage = {name: used / largest[name].clamp_min(torch.finfo(used.dtype).tiny) for name, used in usage.items()}
         kept = self._kept(source, modules, usage)
         dropped = {one.address: [i for i in range(len(one.names)) if i not in kept[one.address]] for one in modules}
         silenced = {one.address: _silenced(source, one, dropped[one.address]) for one in modules}
         for layer in layers:
-            _leave_out(layer, kept, silenced)
+            for one in modules_of(layer):
+                experts = layer.options[one.part]["experts"]
+                names, router = [one.names[i] for i in kept[one.address]], experts["router"]
+                experts["names"], router["new"] = names, [name for name in names if name in one.new]
+                router["top_k"] = min(router["top_k"], len(names))
+                router["sampled"] = min(router["sampled"], router["top_k"])
+                router["silent"] += len(silenced[one.address])
         stages, addresses = stages_of(layers)
         config = source.config_with(_frozen(source, layers, modules), stages=stages)
         model, account = planned(config, addresses)
@@ -91,9 +87,8 @@ class Prune(Edit):
         spared = all(not usage[address][i] for address, indices in dropped.items() for i in indices)
         probe = None
         if spared:  # the beginnings of the longest texts
-            length = min(max(map(len, calibration.texts)), PROBE, config.max_position_embeddings)
-            longest = [list(text[:length]) for text in calibration.texts if len(text) >= length]
-            probe = torch.tensor(longest[:2])
+            length = min(max(map(len, texts)), PROBE, config.max_position_embeddings)
+            probe = torch.tensor([list(text[:length]) for text in texts if len(text) >= length][:2])
         return EditPlan(title, model, account, notes, details, unchanged_on=probe)
 
     def _kept(self, source: OpenedBraid, modules: list[Modules], usage: Usage) -> dict[str, list[int]]:
@@ -116,17 +111,9 @@ class Prune(Edit):
                 kept[address].remove(index)
                 left -= sizes[address]
         if left > self.keep * total:
-            raise BraidError(
-                f"with one module in every layer {left / total:.1%} of the parameters are left, more than "
-                f"{self.keep:.1%}",
-                todo="Keep a larger share.",
-            )
+            what = f"with one module in every layer {left / total:.1%} of the parameters are left, more than"
+            raise BraidError(f"{what} {self.keep:.1%}", todo="Keep a larger share.")
         return kept
-
-
-def _normalised(used: Tensor, by: str) -> Tensor:
-    largest = used.max() if by == "max" else used.sum()
-    return used / largest.clamp_min(torch.finfo(used.dtype).tiny)
 
 
 def _silenced(source: OpenedBraid, one: Modules, dropped: Sequence[int]) -> list[int]:
@@ -143,18 +130,6 @@ def _silenced(source: OpenedBraid, one: Modules, dropped: Sequence[int]) -> list
 
 def _frozen(source: OpenedBraid, layers: list[Layer], modules: list[Modules]) -> list[str]:
     """What training leaves; blocks and routers no longer, if the inserted modules that are trained instead are gone."""
-    frozen = source.config.frozen
     left = any(one.new for layer in layers for one in modules_of(layer))
-    had = any(one.new for one in modules)
-    return [part for part in frozen if part not in ("blocks", "routers")] if had and not left else frozen
-
-
-def _leave_out(layer: Layer, kept: dict[str, list[int]], silenced: dict[str, list[int]]) -> None:
-    for one in modules_of(layer):
-        experts = layer.options[one.part]["experts"]
-        names = [one.names[i] for i in kept[one.address]]
-        router = experts["router"]
-        experts["names"], router["new"] = names, [name for name in names if name in one.new]
-        router["top_k"] = min(router["top_k"], len(names))
-        router["sampled"] = min(router["sampled"], router["top_k"])
-        router["silent"] += len(silenced[one.address])
+    opened = ("blocks", "routers") if any(one.new for one in modules) and not left else ()
+    return [part for part in source.config.frozen if part not in opened]

@@ -87,10 +87,8 @@ class Quantize(Edit):
             )
         if self.scheme == "int4" and (wide := len(matrices) - len(small)):
             notes.append(f"{wide} matrices have 8 bits: {self.group} does not divide their inputs")
-        title = (
-            f"Quantize {source.title} to {self.scheme}: {len(once)} matrices, "
-            f"{staying(before, after, 'bytes of weights')}"
-        )
+        stay = staying(before, after, "bytes of weights")
+        title = f"Quantize {source.title} to {self.scheme}: {len(once)} matrices, {stay}"
         return EditPlan(title, model, account, notes, measure=measure)
 
 
@@ -99,8 +97,7 @@ def _derived(matrix: Matrix, group: int | None) -> dict[str, Derived]:
 
     def compute(part: str, tensor: Tensor) -> Tensor:
         rows = matrix.rows(tensor)
-        codes = codes_of_8_bits(rows) if group is None else codes_of_4_bits(rows, group)
-        return getattr(codes, part)  # type: ignore[no-any-return]
+        return getattr(codes_of_8_bits(rows) if group is None else codes_of_4_bits(rows, group), part)
 
     texts = {"weight": "codes of 8 bits", "scale": "factors of the codes"}
     if group is not None:

@@ -21,6 +21,7 @@ from braidlm.edits.matrices import bits_per_byte
 from braidlm.edits.modules import calibration_texts
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.formats.held_out_text import read_text
+from braidlm.evals.results import TaskResult
 from braidlm.inspection.gates import LayerLens, context_limit, gate_lens
 from braidlm.model.config.ranges import Count, Layers, LayersOrZero, Rate
 from braidlm.model.config.strict import encode
@@ -146,25 +147,19 @@ class Select(Edit):
         if len(dropped) == len(verdicts) and self.keep != 0:
             if self.before is not None:
                 raise BraidError(f"before: all gates are before layer {self.before}", opened.title, "`--keep 0`")
+            why = "none has moved from zero, or none changes the perplexity"
             if any(changes.values()):
                 largest = max(changes, key=lambda layer: abs(changes[layer]))
                 why = f"none meets it (the largest change is {changes[largest]:+.4f} nats, at layer {largest})"
-            else:
-                why = "none has moved from zero, or none changes the perplexity"
             todo = "Choose another rule, a lower --threshold, or --keep N; `--keep 0` takes all gates away."
             raise BraidError(f"by the rule {self.rule} every gate would go: {why}", opened.title, todo)
 
-        def quality() -> Quality:
-            result = bits_per_byte(model, opened, text)
-            return Quality(result.score, 2.0 ** (result.score * result.notes["bytes"] / result.notes["tokens"]))
-
-        before = after = quality()
+        before = after = Quality.of(bits_per_byte(model, opened, text))
         if dropped:
             with without(model, dropped):
-                after = quality()
+                after = Quality.of(bits_per_byte(model, opened, text))
         longest = max(documents, key=len)[: min(PROBE, context_limit(model))]
-        probe = torch.tensor([list(longest)])
-        selection = Selection(opened.title, self.rule, lenses, verdicts, before, after, probe)
+        selection = Selection(opened.title, self.rule, lenses, verdicts, before, after, torch.tensor([list(longest)]))
         if self.report is not None:
             write(selection.report(), self.report, "select", fresh=True)
         return selection
@@ -218,6 +213,10 @@ class Quality:
     perplexity: float
     """Per token."""
 
+    @classmethod
+    def of(cls, text: TaskResult) -> "Quality":
+        return cls(text.score, 2.0 ** (text.score * text.notes["bytes"] / text.notes["tokens"]))
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -248,7 +247,7 @@ class Selection:
         both = (self.before, self.after)
         bits, perplexities = [f"{one.bits_per_byte:.4f}" for one in both], [f"{one.perplexity:.4g}" for one in both]
         qualities = [["", "before", "after"], ["bits per byte", *bits], ["perplexity", *perplexities]]
-        gates = columns([COLUMNS, *self._rows()])
+        gates = columns([COLUMNS, *self._shown()])
         return [self.headline(), *gates, "The whole model on this text:", *columns(qualities)]
 
     def record(self) -> dict[str, Any]:
@@ -259,39 +258,34 @@ class Selection:
             layers.append(verdict._asdict() | ({} if lens is None else asdict(lens) | {"change": lens.change}))
         return {"before": asdict(self.before), "after": asdict(self.after), "layers": layers}
 
-    def _rows(self) -> list[list[str]]:
-        """A row for each gate: the perplexity without and with it, the change, and what becomes of the gate."""
+    def _rows(self, change: str, unknown: str) -> list[list[Any]]:
+        """A row for each gate: the perplexity without and with it, the change in this form, and what becomes of it."""
         rows = []
         for layer, stays, reason in self.verdicts:
-            numbers = ["-", "-", "-"]
+            numbers = [unknown] * 3
             if (lens := self.lenses.get(layer)) is not None:
-                numbers = [f"{lens.perplexity_without:.6g}", f"{lens.perplexity:.6g}", f"{lens.change:+.4f}"]
-            rows.append([str(layer), *numbers, "stays" if stays else "goes", reason])
+                numbers = [f"{lens.perplexity_without:.6g}", f"{lens.perplexity:.6g}", format(lens.change, change)]
+            rows.append([layer, *numbers, stays, reason])
         return rows
+
+    def _shown(self) -> list[list[str]]:
+        """The rows for people."""
+        rows = self._rows("+.4f", "-")
+        return [[str(layer), *numbers, "stays" if stays else "goes", why] for layer, *numbers, stays, why in rows]
 
     def report(self) -> Report:
         """The perplexity of every gated layer's output without and with its gate, and which gates stay."""
-        data = []
-        for layer, stays, reason in self.verdicts:
-            lens = self.lenses.get(layer)
-            numbers = [lens.perplexity_without, lens.perplexity, lens.change] if lens else []
-            data.append([layer, *([f"{number:.6g}" for number in numbers] or [""] * 3), stays, reason])
         names = ["layer", "perplexity_without", "perplexity", "change", "stays", "reason"]
-        report = Report("Which gates stay", self.headline(), tables=[Table(names, data, name="layers")])
+        data = Table(names, self._rows(".6g", ""), name="layers")
+        report = Report("Which gates stay", self.headline(), tables=[data])
         before, after = self.before.bits_per_byte, self.after.bits_per_byte
         report.verdict = (
             f"{len(self.layers(stay=False))} of {len(self.verdicts)} gates of {self.title} go, and the whole model "
             f"goes from {before:.4f} to {after:.4f} bits per byte ({after - before:+.4f}).\n\nHow sure: this was "
             "measured on the calibration text alone, the text by which the gates were chosen."
         )
-        report.facts(
-            {
-                "gates": len(self.verdicts),
-                "stay": len(self.layers(stay=True)),
-                "bits per byte before": f"{before:.4f}",
-                "after": f"{after:.4f}",
-            }
-        )
+        facts = {"gates": len(self.verdicts), "stay": len(self.layers(stay=True))}
+        report.facts(facts | {"bits per byte before": f"{before:.4f}", "after": f"{after:.4f}"})
         report.text(
             "The stream after each gated layer is read by the last norm and the head, as if the model ended there, "
             "once without and once with what the layer's gate adds. The difference decides which gates stay; the key "
@@ -302,18 +296,12 @@ class Selection:
             "without its gate": (layers, [lens.perplexity_without for lens in lenses]),
             "with its gate": (layers, [lens.perplexity for lens in lenses]),
         }
-        report.chart(
-            Lines(sides, "layer", "perplexity through the head", log_y=True),
-            "Perplexity of the calibration text, read after each layer.",
-            name="perplexity",
-        )
+        chart = Lines(sides, "layer", "perplexity through the head", log_y=True)
+        report.chart(chart, "Perplexity of the calibration text, read after each layer.", name="perplexity")
         changes = {"change": (layers, [lens.change for lens in lenses])}
-        report.chart(
-            Lines(changes, "layer", "change by the gate, nats per token", levels={"none": 0.0}),
-            "What each gate changes of the perplexity's logarithm; below zero it helps.",
-            name="change",
-        )
-        return report.table(Table(COLUMNS, self._rows()))
+        chart = Lines(changes, "layer", "change by the gate, nats per token", levels={"none": 0.0})
+        caption = "What each gate changes of the perplexity's logarithm; below zero it helps."
+        return report.chart(chart, caption, name="change").table(Table(COLUMNS, self._shown()))
 
     @torch.no_grad()
     def logits_without(self, model: Any) -> Tensor:

@@ -43,7 +43,7 @@ class Share(Edit):
         stages, addresses = stages_of(layers_of(source.info))
         sharing = [number for number, stage in enumerate(stages) if self._share(stage)]
         if not sharing:
-            least = f"at least {self._least} {'layers' if self.layers == 'all' else 'layers, of which 2 are interior'}"
+            least = f"at least {self._least} layers{'' if self.layers == 'all' else ', of which 2 are interior'}"
             raise BraidError(f"no stage of this model has {least} of one shape to share weights", source.title)
         model = skeleton(source.config_with(stages=stages))
         before = {n: origin.parts[0].tensor for n, origin in moved(model.state_dict(), addresses).derived.items()}

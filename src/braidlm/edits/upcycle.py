@@ -63,8 +63,7 @@ class Upcycle(Edit):
             raise BraidError(f"top_k is {self.top_k}, and there are only {self.experts} experts")
 
     def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
-        kind = model.kind
-        counts = [key for key in read_json(model.folder / "config.json") if key in EXPERT_COUNTS]
+        kind, counts = model.kind, [key for key in read_json(model.folder / "config.json") if key in EXPERT_COUNTS]
         if kind != BRAID and counts:
             raise BraidError(f"this '{kind}' model is sparse already (config.json has {counts[0]})", str(model.folder))
         if self.to == "braid" or (self.to is None and kind not in MIXTRAL_SOURCES):
@@ -84,11 +83,9 @@ class Upcycle(Edit):
 
     def plan(self, source: OpenedBraid) -> EditPlan:
         check_uncompressed(source.info)
-        router = {"top_k": self.top_k, "renormalise": True}
-        stages, dense = _upcycled_stages(source.info, {"names": self.experts, "router": router})
-        config = source.config_with(stages=stages)
-        model = skeleton(config)
-        known = source.info.tensors
+        experts = {"names": self.experts, "router": {"top_k": self.top_k, "renormalise": True}}
+        stages, dense = _upcycled_stages(source.info, experts)
+        model, known = skeleton(source.config_with(stages=stages)), source.info.tensors
         origins = {n: from_source(n) if n in known else _origin(n, self.experts) for n in targets(model)}
         if not any(name not in known for name in origins):
             what = f"no feed-forward part of this model can become experts:{bullet_list(dense)}"
@@ -106,7 +103,7 @@ class Upcycle(Edit):
             plan.finish = partial(_perturb, copied=copied, noise=self.noise)
             plan.measure = partial(_change_of_logits, source)
         else:
-            plan.unchanged_on = probe_ids(config)
+            plan.unchanged_on = probe_ids(model.config)
         return plan
 
     def _notes(self) -> list[str]:

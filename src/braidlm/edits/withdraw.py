@@ -111,8 +111,7 @@ def _was_trained(record: dict[str, Any]) -> bool:
 def _shared(info: ModelInfo) -> list[str]:
     """What the models of an average have in common, of which none of them can be taken out."""
     architecture, body, head = info.architecture, info.model.model, info.model.head
-    parts = _parts(head.names, head.widths)
-    shared = []
+    parts, shared = _parts(head.names, head.widths), []
     if not isinstance(body.embedding, TokenEmbedding):
         shared.append(f"the embedding ({architecture.embedding.kind}) is one for all models")
     for number, (choice, stage) in enumerate(zip(architecture.stages, body.stages, strict=True)):
@@ -221,6 +220,5 @@ def _unwrapped(source: OpenedBraid, architecture: dict[str, Any]) -> tuple[Braid
         stages.append({"block": {"layers": depth, **{name: path[name] for name in BLOCK_OPTIONS}}})
     head = {"kind": "linear", "bias": architecture["head"]["bias"]}
     frozen = [part for part in source.config.frozen if part not in ("paths", "joins")]
-    return source.config_with(
-        frozen, **{**architecture, "stages": stages, "norm": part["norm"], "head": head}
-    ), beginnings
+    changed = architecture | {"stages": stages, "norm": part["norm"], "head": head}
+    return source.config_with(frozen, **changed), beginnings

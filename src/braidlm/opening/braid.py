@@ -72,11 +72,10 @@ class OpenedBraid(OpenedModel):
 
     @cached_property
     def tokenizer(self) -> BraidTokenizer:
-        tokenizer = find_tokenizer(self.folder)
-        if tokenizer is None:
-            todo = "Put its tokenizer.json and tokenizer_config.json into the folder."
-            raise BraidError("this model has no tokenizer", str(self.folder), todo)
-        return tokenizer
+        if (tokenizer := find_tokenizer(self.folder)) is not None:
+            return tokenizer
+        todo = "Put its tokenizer.json and tokenizer_config.json into the folder."
+        raise BraidError("this model has no tokenizer", str(self.folder), todo)
 
     def check(self) -> None:
         switch(self.info.model, self.paths, self.without, self.folder)

@@ -17,7 +17,7 @@ from braidlm.core.files import check_new_folder
 from braidlm.core.models.folders import model_type
 from braidlm.core.reading import given_path
 from braidlm.opening.braid import BRAID
-from braidlm.opening.names import find_or_fetch, title_of
+from braidlm.opening.names import find_or_fetch, named
 from braidlm.opening.opened_model import find_tokenizer
 
 WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -45,7 +45,7 @@ def convert(
         raise BraidError("give either `--from` or `--to`", todo="One side of a conversion is always Braid.")
     # An unknown name must be an error before any search or download.
     exporting = None if to is None else _exporting_bridge(to, dtype)
-    if dtype is not None and to is None:
+    if dtype is not None and exporting is None:
         raise BraidError("`--dtype` goes with `--to` only", todo="Braid's own folders hold float32.")
     single_file = False
     if from_ is not None:
@@ -67,14 +67,11 @@ def convert(
             raise BraidError("there is no such file", str(source))
         if path.suffix not in WEIGHT_SUFFIXES:
             raise BraidError(f"this is no file of weights that Braid reads ({', '.join(WEIGHT_SUFFIXES)})", str(source))
-        name = path.name
+        name, reason = path.name, "a file of weights has no tokenizer"
     else:
         path, hub = find_or_fetch(source, bare=True)
-        name = title_of(path) if hub is None else f"{hub}@{path.name}"
-    tokenizer = find_tokenizer(path)
-    if tokenizer is None:
-        nothing = "no tokenizer.json (nor vocab.json with merges.txt)"
-        reason = "a file of weights has no tokenizer" if single_file else nothing
+        name, reason = named(path, hub), "no tokenizer.json (nor vocab.json with merges.txt)"
+    if (tokenizer := find_tokenizer(path)) is None:
         console.warn(f"{source}: {reason}; the result has no tokenizer")
     conversion: Export | Import
     if exporting is not None and to is not None:

@@ -116,12 +116,10 @@ class OpenedDecoder(OpenedModel):
 
     def check(self) -> None:
         """Refuse what only Braid's models have; the configuration must be a decoder's."""
-        for option, given, what in (
-            ("--paths", self.paths is not None, "paths to choose from"),
-            ("--without", bool(self.without), "named modules"),
-        ):
-            if given:
-                raise BraidError(f"only Braid's models have {what}", str(self.folder), f"Leave out {option}.")
+        if self.paths is not None:
+            raise BraidError("only Braid's models have paths to choose from", str(self.folder), "Leave out --paths.")
+        if self.without:
+            raise BraidError("only Braid's models have named modules", str(self.folder), "Leave out --without.")
         _ = self.config, self.lineage  # each refuses what cannot be read
 
     def skeleton(self, dtype: torch.dtype) -> PreTrainedModel:
@@ -205,9 +203,8 @@ def cost_rows(model: PreTrainedModel, length: int) -> dict[str, Cost]:
     """The costs of embedding, layers, their gates, what else there is, and head, at sequences of `length`."""
     parts, config = find_parts(model), model.config.get_text_config()
     used = getattr(config, "num_experts_per_tok", None)
-    counts = [getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts")]
-    experts = next(filter(None, counts), None)
-    share = used / experts if used and experts else 1.0  # of the experts, which a token uses
+    counts = (getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
+    share = used / experts if used and (experts := next(filter(None, counts), None)) else 1.0  # that a token uses
     rows = {name: Cost() for name in ("embedding", "layers", "gates", "others", "head")}
     head = set(parts.head.parameters())
     for name, parameter in model.named_parameters():
@@ -256,19 +253,9 @@ def decoder_facts(opened: OpenedDecoder, length: int | None = None) -> dict[str,
     depth, heads = config.num_hidden_layers, attention_heads(config)
     cached = 2 * depth * (getattr(config, "num_key_value_heads", None) or heads) * head_size(config)
     rows = [{"name": name, "layers": depth if name == "layers" else None, **vars(row)} for name, row in costs.items()]
-    facts = cost_facts(
-        sum(costs.values(), Cost()),
-        length,
-        cached,
-        vocab_size=config.vocab_size,
-        width=config.hidden_size,
-        context=opened.context or 0,
-        layers=depth,
-        stages=rows,
-        ends=None,
-        compression=[],
-        trainable=True,
-    )
+    sizes = {"vocab_size": config.vocab_size, "width": config.hidden_size, "context": opened.context or 0}
+    parts = {"layers": depth, "stages": rows, "ends": None, "compression": [], "trainable": True}
+    facts = cost_facts(sum(costs.values(), Cost()), length, cached, **sizes, **parts)
     return facts | {"kernels": {"summary": "plain, as transformers computes it", "refusals": {}}}
 
 

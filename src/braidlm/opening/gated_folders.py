@@ -81,8 +81,7 @@ def read_adapter(folder: Path | str) -> GateAdapter:
     if not path.is_file():
         raise BraidError(f"this is not a gate adapter (no {GATE_CONFIG})", str(folder))
     with errors_at(str(path)):
-        adapter: GateAdapter = decode(GateAdapter, read_json(path))
-    return adapter
+        return decode(GateAdapter, read_json(path))
 
 
 def weights_sha256(base: Path | str) -> str:
@@ -157,11 +156,9 @@ def load_adapter(folder: Path | str, model: PreTrainedModel, base: Path | str | 
     with errors_at(str(folder)):
         parts = find_parts(model)
         if (parts.width, len(parts.layers)) != (adapter.width, adapter.depth):
-            raise BraidError(
-                f"these gates are for another model, of width {adapter.width} and {adapter.depth} layers; "
-                f"this one has width {parts.width} and {len(parts.layers)} layers",
-                todo=f"Load them on {adapter.base}.",
-            )
+            what = f"these gates are for another model, of width {adapter.width} and {adapter.depth} layers;"
+            has = f"this one has width {parts.width} and {len(parts.layers)} layers"
+            raise BraidError(f"{what} {has}", todo=f"Load them on {adapter.base}.")
         attach(model, adapter.gates)
     own = gate_tensors(model)
     expected, found = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (own, stored))

@@ -127,23 +127,21 @@ def gates_of(model: Any) -> dict[int, Gate]:
 def without(model: Any, layers: Iterable[int]) -> Iterator[None]:
     """Switch the gates of these layers off for a while."""
     gates = gates_of(model)
-    chosen = [gates[number] for number in layers]
-    before = [gate.is_off for gate in chosen]
+    before = {gates[number]: gates[number].is_off for number in layers}
     try:
-        for gate in chosen:
+        for gate in before:
             gate.is_off = True
         yield
     finally:
-        for gate, was_off in zip(chosen, before, strict=True):
+        for gate, was_off in before.items():
             gate.is_off = was_off
 
 
 def is_zero(gate: Any) -> bool:
     """Whether a gate adds nothing to any stream."""
     bias, down = getattr(gate, "bias", None), getattr(gate, "down", None)
-    if bias is not None and bool(bias.any()):
-        return False
-    return not bool(gate.weight.any()) or (down is not None and not bool(down.any()))
+    is_silent = not gate.weight.any() or (down is not None and not down.any())
+    return bool(is_silent and (bias is None or not bias.any()))
 
 
 def folding_refusals(model: Any) -> dict[int, str]:

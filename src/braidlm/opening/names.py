@@ -59,10 +59,11 @@ def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
     With `any_folder`, for those who want checkpoints, another folder stands for itself, such as one of checkpoints that
     are not a run's, and a study for its runs alone.
     """
-    path = _with_parts_left_out(given_path(name))
+    given = given_path(name)
+    path = _with_parts_left_out(given)
     if path is None:
         todo = "A model is named by its folder, by its run, or by its study as STUDY/NAME."
-        raise BraidError(f"there is no such folder{_nearest(given_path(name))}", str(given_path(name)), todo)
+        raise BraidError(f"there is no such folder{_nearest(given)}", str(given), todo)
     existing_folder(path)
     if is_model_folder(path) or is_run(path):
         return [path]
@@ -116,6 +117,11 @@ def title_of(folder: Path) -> str:
     folder = folder.resolve()
     run = folder.parent.parent
     return run.name if folder.parent.name == CHECKPOINTS and is_run(run) else folder.name
+
+
+def named(folder: Path, hub: str | None) -> str:
+    """A model's title: its folder's, or the Hub's name with the revision."""
+    return title_of(folder) if hub is None else f"{hub}@{folder.name}"
 
 
 def study_models(folder: Path) -> list[Path]:
@@ -203,17 +209,18 @@ def _with_parts_left_out(path: Path) -> Path | None:
     if os.path.lexists(path):
         return path
     parent = _with_parts_left_out(path.parent) if path.parent != path else None
-    if parent is None:
-        return None
-    if is_run(parent):
-        if path.name == "best":
-            return best_checkpoint(parent)
-        parent = parent / CHECKPOINTS
-    elif models := study_models(parent):
-        parent = models[0].parent  # of the first seed
-    else:
-        return None
-    return parent / path.name if os.path.lexists(parent / path.name) else None
+    if parent is not None and path.name == "best" and is_run(parent):
+        return best_checkpoint(parent)
+    inner = None if parent is None else _arranged(parent)
+    return inner / path.name if inner is not None and os.path.lexists(inner / path.name) else None
+
+
+def _arranged(folder: Path) -> Path | None:
+    """The folder inside a run or a study that may be left out of a name: its checkpoints, or its first seed."""
+    if is_run(folder):
+        return folder / CHECKPOINTS
+    models = study_models(folder)
+    return models[0].parent if models else None
 
 
 def best_checkpoint(run: Path) -> Path:
@@ -232,13 +239,8 @@ def _nearest(path: Path) -> str:
     """The question whether the nearest name was meant, for a name that stands for nothing."""
     try:
         parent = _with_parts_left_out(path.parent)
-        if parent is not None and is_run(parent):
-            parent = parent / CHECKPOINTS
-        elif parent is not None and (models := study_models(parent)):
-            parent = models[0].parent
-        siblings = (
-            [] if parent is None or not parent.is_dir() else [one.name for one in parent.iterdir() if one.is_dir()]
-        )
+        parent = parent and (_arranged(parent) or parent)
+        siblings = [one.name for one in parent.iterdir() if one.is_dir()] if parent and parent.is_dir() else []
     except OSError:
         siblings = []
     near = get_close_matches(path.name, siblings, n=1)

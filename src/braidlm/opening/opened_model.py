@@ -20,7 +20,7 @@ from braidlm.core.models.folders import check_vocabulary, load_lineage
 from braidlm.core.models.integrity import model_hash
 from braidlm.core.models.runs import training_of
 from braidlm.data.tokenizing.build import BraidTokenizer, load_tokenizer
-from braidlm.opening.names import title_of, words_in_name
+from braidlm.opening.names import named, words_in_name
 
 Loader = Callable[[str | torch.device], Any]
 
@@ -45,7 +45,7 @@ class OpenedModel(ABC):
     ):
         """`hub` is the model's name on the Hub, if it is from there, and `name` the one that tables give it."""
         self.folder, self.hub = folder, hub
-        self.title = title_of(folder) if hub is None else f"{hub}@{folder.name}"
+        self.title = named(folder, hub)
         """The run's name for a checkpoint of a run, else the folder's; the Hub's with its revision."""
         self.name = name or self.title
         self.paths = None if paths is None else list(paths)
@@ -117,12 +117,12 @@ class OpenedModel(ABC):
         try:
             tokenizer = self.tokenizer
         except BraidError as error:
-            raise BraidError(
-                "this model folder has no tokenizer that can be read",
-                str(self.folder),
-                "Put the tokenizer.json that the model was trained with into the folder. (Of a model of transformers: "
-                "`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes it.)",
-            ) from error
+            what = "this model folder has no tokenizer that can be read"
+            todo = (
+                "Put the tokenizer.json that the model was trained with into the folder. (Of a model of transformers:"
+            )
+            python = "`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes it.)"
+            raise BraidError(what, str(self.folder), f"{todo} {python}") from error
         self.check()
         check_vocabulary(self.vocab_size, tokenizer, str(self.folder))
 

@@ -62,10 +62,6 @@ class Comparison:
     differences: Differences
     """By the key of a recipe, the value of each model."""
 
-    @property
-    def data_sets(self) -> list[str]:
-        return list(self.models[0].bits)
-
     def facts(self) -> dict[str, Any]:
         """Plain data, as `results.json` holds it."""
         models = []
@@ -114,8 +110,8 @@ def compare(
         "seed": first.seed,
         "device": f"{device_name(torch.device(device))}, torch {torch.__version__}",
     }
-    kept = {name: identity(content, content) for name, content in contents.items()}
-    comparison = Comparison(Path(out), models, settings, differences(kept))
+    differing = differences({name: identity(content, content) for name, content in contents.items()})
+    comparison = Comparison(Path(out), models, settings, differing)
     write(comparison_report(comparison, contents), out, PAGE)
     return comparison
 
@@ -131,7 +127,15 @@ def _load(recipes: Sequence[str | dict[str, Any]], overrides: list[str] | None) 
     labels = [f"recipe {at}" if isinstance(one, dict) else str(one) for at, one in enumerate(recipes, 1)]
     for label, recipe in zip(labels, recipes, strict=True):
         with collecting(problems, f"{label}: "):
-            loaded.append(_load_one(recipe, overrides))
+            if isinstance(recipe, str):
+                data = compose_recipe(recipe, overrides)
+                if is_study(data):
+                    raise BraidError("this is a study, which compares its own models: `braid train` runs it")
+                loaded.append(decode_recipe(data, recipe))
+            elif overrides:
+                raise BraidError("overrides change a recipe that is named; change the content itself")
+            else:
+                loaded.append(decode_recipe(recipe))
     if problems:
         raise BraidError("\n".join(problems), todo="Nothing was started.")
     names = [one.recipe.name for one in loaded]
@@ -142,17 +146,6 @@ def _load(recipes: Sequence[str | dict[str, Any]], overrides: list[str] | None) 
         if names.count(name) > 1:
             raise BraidError(f"two recipes are called '{name}'", todo="Give each a `name` of its own.")
     return dict(zip(names, loaded, strict=True))
-
-
-def _load_one(recipe: str | dict[str, Any], overrides: list[str] | None) -> LoadedRecipe:
-    if isinstance(recipe, dict):
-        if overrides:
-            raise BraidError("overrides change a recipe that is named; change the content itself")
-        return decode_recipe(recipe)
-    data = compose_recipe(recipe, overrides)
-    if is_study(data):
-        raise BraidError("this is a study, which compares its own models: `braid train` runs it")
-    return decode_recipe(data, recipe)
 
 
 def check_same_batches(recipes: Mapping[str, LoadedRecipe]) -> None:
@@ -230,68 +223,57 @@ def comparison_report(comparison: Comparison, recipes: Mapping[str, dict[str, An
         "differences in bits per byte may be chance."
     )
     _add_charts(report, comparison)
-    rows = [
-        [key, *(None if value is None else shown(value) for value in values.values())]
-        for key, values in comparison.differences.items()
-    ]
-    if rows:
-        columns = ["key", *(model.name for model in comparison.models)]
-        report.heading("In what the recipes differ").table(Table(columns, rows[:MAX_DIFFERENCES]))
-    if len(rows) > MAX_DIFFERENCES:
-        report.text(f"And {len(rows) - MAX_DIFFERENCES} more keys, in the recipes below.")
+    if differing := comparison.differences:
+        rows = [[key, *(None if one is None else shown(one) for one in own.values())] for key, own in differing.items()]
+        report.heading("In what the recipes differ").table(Table(["key", *bits], rows[:MAX_DIFFERENCES]))
+    if (more := len(differing) - MAX_DIFFERENCES) > 0:
+        report.text(f"And {more} more keys, in the recipes below.")
     add_recipes(report, recipes)
     return report.links({"The table as CSV": f"{TABLE}.csv", "Everything for programs": f"{RESULTS}.json"})
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """A row for each model; the change is against the first. The file has every digit."""
-    models, sets = comparison.models, comparison.data_sets if len(comparison.data_sets) > 1 else []
+    models, sets = comparison.models, list(comparison.models[0].bits)
+    several = sets if len(sets) > 1 else []
     first, rows, facts = models[0].bits_per_byte, [], []
     for model in models:
         known, bits = model.facts(FACTS), model.bits_per_byte
         change = None if bits is None or first is None or model is models[0] else 100 * (bits / first - 1)
-        of_sets = [f"{model.bits[name]:.4f}" for name in sets]
+        of_sets = [f"{model.bits[name]:.4f}" for name in several]
         ends = *cells(known, ["bits per byte"]), None if change is None else f"{change:+.1f}%".replace("-", "−")
         rows.append([model.name, *ends, *of_sets, *cells(known, COSTS)])
         facts.append([*known.values(), *model.bits.values()])
     scores = {at: model.bits_per_byte for at, model in enumerate(models) if model.bits_per_byte is not None}
     return Table(
-        ["model", "bits per byte", "change", *(f"bits per byte, {name}" for name in sets), *COSTS],
+        ["model", "bits per byte", "change", *(f"bits per byte, {name}" for name in several), *COSTS],
         rows,
         name=TABLE,
         best=min(scores, key=scores.__getitem__, default=None),
         keep=1,
-        data=Table([*FACTS, *comparison.data_sets], facts),
+        data=Table([*FACTS, *sets], facts),
     )
 
 
 def _add_charts(report: Report, comparison: Comparison) -> None:
     """The charts that have something to draw."""
-    losses = {model.name: model.losses for model in comparison.models if model.losses}
-    if losses:
+    flops = {model.name: model.flops_per_token or 0 for model in comparison.models}
+
+    def chart(points: dict[str, list[Point]], x: Callable[[str, Point], float], x_label: str, y_label: str) -> Lines:
+        lines = {name: ([x(name, one) for one in own], [one.value for one in own]) for name, own in points.items()}
+        return Lines(lines, x_label, y_label, log_y=True)
+
+    if losses := {model.name: model.losses for model in comparison.models if model.losses}:
         loss = "training loss, nats per token"
-        by_tokens = _lines(losses, lambda _, point: point.tokens, "tokens seen", loss)
-        by_time = _lines(losses, lambda _, point: point.seconds, "seconds of training", loss)
+        by_tokens = chart(losses, lambda _, point: point.tokens, "tokens seen", loss)
+        by_time = chart(losses, lambda _, point: point.seconds, "seconds of training", loss)
         report.chart(by_tokens, "The training loss for the same tokens.", "loss-tokens")
         report.chart(by_time, "The same for the same time; validation and saving do not count.", "loss-time")
-    flops = {model.name: model.flops_per_token or 0 for model in comparison.models}
-    curves = {model.name: model.curve for model in comparison.models if model.curve}
-    if curves:
-        by_flops = _lines(
-            curves,
-            lambda name, point: TRAINING_FLOPS * flops[name] * point.tokens,
-            "FLOPs of the training so far",
-            "bits per byte, held-out text",
-        )
+    if curves := {model.name: model.curve for model in comparison.models if model.curve}:
+        x_label, y_label = "FLOPs of the training so far", "bits per byte, held-out text"
+        by_flops = chart(curves, lambda name, one: TRAINING_FLOPS * flops[name] * one.tokens, x_label, y_label)
         caption = "Held-out text during the training; a backward pass counts as two forward passes."
         report.chart(by_flops, caption, "bits-flops")
         ends = {name: (float(flops[name]), curve[-1].value) for name, curve in curves.items()}
         caption = "What each model reaches at the end. Nearer to the lower left is better."
         report.chart(Points(ends, "FLOPs per token", "bits per byte"), caption, "bits-cost")
-
-
-def _lines(points: Mapping[str, list[Point]], x: Callable[[str, Point], float], x_label: str, y_label: str) -> Lines:
-    series = {
-        name: ([x(name, point) for point in each], [point.value for point in each]) for name, each in points.items()
-    }
-    return Lines(series, x_label, y_label, log_y=True)

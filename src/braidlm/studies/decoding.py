@@ -43,6 +43,8 @@ OLD_KEYS = {
     "distilled": "`steps.NAME: {distil: {teacher: AVERAGE, weight: ...}, train: {text: ...}}`",
 }
 """What is written now for the keys that studies had before they had steps."""
+PARTS = ("models", "steps", "training")
+"""The parts of a study that are decoded before the whole; what is no mapping is refused with the whole."""
 
 
 def is_study(data: dict[str, Any]) -> bool:
@@ -61,22 +63,18 @@ def decode_study(data: dict[str, Any]) -> Study:
     if old:
         raise BraidError("\n".join(old), todo="Nothing was started. docs/recipes.md describes studies.")
     problems: list[str] = []
-    data = dict(data)
-    given, models = data.get("models"), {}
-    if isinstance(given, dict):
-        models = {name: _model(one, f"models.{name}", {}, problems) for name, one in given.items()}
-        data["models"] = models
-    if isinstance(data.get("steps"), dict):
-        data["steps"] = {str(name): _step(one, str(name), models, problems) for name, one in data["steps"].items()}
-    if isinstance(data.get("training"), dict):
-        if "budget" in data["training"]:
-            problems.append(
-                "training.budget: a study's budgets come from `epochs` and its data; leave it out, or give a step one "
-                "of its own: `steps.NAME.train.budget`"
-            )
-        else:
-            with collecting(problems):
-                decode(StudyTraining, data["training"], "training")
+    given, steps, training = (one if isinstance(one := data.get(key), dict) else {} for key in PARTS)
+    models = {name: _model(one, f"models.{name}", {}, problems) for name, one in given.items()}
+    decoded = {"models": models, "steps": {str(n): _step(one, str(n), models, problems) for n, one in steps.items()}}
+    data = data | {key: value for key, value in decoded.items() if isinstance(data.get(key), dict)}
+    if "budget" in training:
+        problems.append(
+            "training.budget: a study's budgets come from `epochs` and its data; leave it out, or give a step one "
+            "of its own: `steps.NAME.train.budget`"
+        )
+    else:
+        with collecting(problems):
+            decode(StudyTraining, training, "training")
     study = None
     with collecting(problems):  # steps that cannot be read must not hide what is wrong with the other keys
         study = decode(Study, data | {"steps": {"step": TrainStep(model="")}} if problems else data)
@@ -107,9 +105,8 @@ def _model(model: Any, where: str, models: dict[str, RecipeModel], problems: lis
     """An architecture, decoded once; a name is that of one among the study's `models`."""
     if isinstance(model, str):
         if model not in models:
-            problems.append(
-                f"{where}: there is no model '{model}' in the study's `models`.{did_you_mean(model, models)}"
-            )
+            hint = did_you_mean(model, models)
+            problems.append(f"{where}: there is no model '{model}' in the study's `models`.{hint}")
         return models.get(model)
     if not isinstance(model, (dict, RecipeModel)):
         problems.append(f"{where}: expected an architecture, got {model!r}")
@@ -172,11 +169,11 @@ def check_study(study: Study, device: str | None, here: bool = True) -> None:
     problems: list[str] = []
     for name, step in study.steps.items():
         for at, written in enumerate(step.edit if isinstance(step, EditStep) else ()):
-            edit = decode_edit(written, f"edit[{at}]")
-            text = getattr(edit.edit, "text", None)
+            kind, edit = decode_edit(written, f"edit[{at}]")
+            text = getattr(edit, "text", None)
             if text is not None and text not in study.domains:
                 with collecting(problems), errors_of(name):
-                    DataSource(edit.kind, text, 1).check()
+                    DataSource(kind, text, 1).check()
     if problems:
         raise BraidError("\n".join(problems), todo="A text is a file, a folder, packed data, or a domain's name.")
     if study.tasks is not None:
@@ -201,8 +198,7 @@ def _config(study: Study, name: str, before: dict[str, StudyModel]) -> BraidConf
             return open_model(find_model(other), "braid").config
         if other not in before:
             raise BraidError(f"'{other}', which it is made of, cannot be built")
-        config: BraidConfig = before[other].skeleton.config
-        return config
+        return before[other].skeleton.config
 
     step, size = study.steps[name], study.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     if isinstance(step, (ComposeStep, AverageStep)):
@@ -210,6 +206,4 @@ def _config(study: Study, name: str, before: dict[str, StudyModel]) -> BraidConf
         layers, blocks = (step.layers, step.blocks) if isinstance(step, ComposeStep) else (None, 0)
         return BraidConfig(composed_architecture(parts, study.path_names(name), step.join, layers, blocks), size)
     own = study.model_of(name) if isinstance(step, (TrainStep, DistilStep)) else None
-    if own is not None:
-        return BraidConfig(own.architecture, size)
-    return of(step.reads[0])
+    return of(step.reads[0]) if own is None else BraidConfig(own.architecture, size)

@@ -4,7 +4,7 @@ The page's sentences say what its numbers mean, and follow from them whatever th
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,7 +59,7 @@ class DemoFacts:
     samples: dict[str, dict[str, Continuation]]
     """By domain, then by model."""
     pronouns: dict[str, float]
-    """How often a model prefers the pronoun that agrees."""
+    """The share of stories in which a model prefers the pronoun that agrees."""
     seconds: dict[str, float]
     vocab_size: int
     routes: RoutingReport | None
@@ -138,31 +138,25 @@ def _pronouns(results: StudyResults, data: OpenData) -> dict[str, float]:
 def demo_report(facts: DemoFacts) -> Report:
     """The page, with its pictures."""
     report = Report("Two small models become one", "What `braid demo` did on this machine")
-    _add_verdict(report, facts)
-    sections: dict[str, Callable[[Report, DemoFacts], None]] = {
-        "What was done": _add_setting,
-        "Who goes where": _add_routing,
-        "Take a path away": _add_withdrawing,
-        "Composed into one model": _add_composing,
-        "How they learned": _add_curves,
-        "Every number": _add_numbers,
-        "What they write": _add_samples,
-        "What it took": _add_time,
-        "Go on from here": _add_next_steps,
-    }
-    for heading, add in sections.items():
-        add(report.heading(heading), facts)
+    _add_findings(report, facts)
+    _add_the_story(report, facts)
+    _add_learning(report, facts)
+    _add_samples_and_costs(report, facts)
     return report
 
 
-def _add_verdict(report: Report, facts: DemoFacts) -> None:
-    results, composed = facts.results, facts.composed
-    trigram = {"trigram": facts.ngrams["trigram"]}
+def _add_findings(report: Report, facts: DemoFacts) -> None:
+    results, composed, trigram = facts.results, facts.composed, {"trigram": facts.ngrams["trigram"]}
     report.verdict = verdict(results, composed)
-    report.facts(dict(_key_figures(facts)))
-    first_seed = [m for m in results.models if m.seed == composed.seed]
+    figures = {f"bits per byte on {domain}, composed": f"{bits:.2f}" for domain, bits in composed.bits.items()}
+    models = facts.routes.models if facts.routes is not None else []
+    if right := [m.tallies[-1].accuracy for m in models if any(layer.read_by == "router" for layer in m.layers)]:
+        figures["of router decisions for the text's own path"] = percent(right[0])
+    if costs := [bits[d] - composed.bits[d] for path, bits in composed.silenced.items() for d in bits if d != path]:
+        figures["bits at most on the other domain when a path is withdrawn"] = _signed(max(costs))
+    report.facts(figures | {"the whole demo": duration(sum(facts.seconds.values()))})
     report.chart(
-        comparison_chart(results, first_seed, trigram),
+        comparison_chart(results, [m for m in results.models if m.seed == composed.seed], trigram),
         "Bits per byte say how well a model predicts text it has never seen: lower is better. Each model has its "
         "colour on the whole report. Trigram models are told the domain; the others are not.",
         "comparison",
@@ -177,64 +171,60 @@ def _add_verdict(report: Report, facts: DemoFacts) -> None:
     report.links(ROUTES_LINK if facts.routes else {})
 
 
-def _key_figures(facts: DemoFacts) -> Iterator[tuple[str, str]]:
-    composed = facts.composed
-    for domain, bits in composed.bits.items():
-        yield f"bits per byte on {domain}, composed", f"{bits:.2f}"
-    models = facts.routes.models if facts.routes is not None else []
-    if right := [m.tallies[-1].accuracy for m in models if any(layer.read_by == "router" for layer in m.layers)]:
-        yield "of router decisions for the text's own path", percent(right[0])
-    costs = [bits[d] - composed.bits[d] for path, bits in composed.silenced.items() for d in bits if d != path]
-    if costs:
-        yield "bits at most on the other domain when a path is withdrawn", _signed(max(costs))
-    yield "the whole demo", duration(sum(facts.seconds.values()))
-
-
-def _add_setting(report: Report, facts: DemoFacts) -> None:
-    results = facts.results
-    report.text(
+def _add_the_story(report: Report, facts: DemoFacts) -> None:
+    """The parts about training the paths, routing, withdrawing a path, and composing."""
+    results, composed = facts.results, facts.composed
+    sizes = {f"parameters, {m.name}": f"{m.parameters:,}" for m in results.models}
+    report.heading("What was done").text(
         "Braid wrote children's stories and worked word problems by rules, and trained two small models apart, "
         f"each on {results.study.kept or 0.0:.0%} of its own text alone, as two owners of private data would, with one "
         "tokenizer. Then it composed the two into one model, trained that on the rest, which neither had seen and both "
         "give for it, and compared it with a dense model of about the same size that was trained from nothing on all "
         "of the text. Nothing was downloaded."
+    ).facts(sizes | {"vocabulary": f"{facts.vocab_size:,}"})
+    report.heading("Who goes where")
+    if facts.routes is None:
+        report.text("The composed model has no layer in which the path of a token could be read.")
+    else:
+        routed = any(layer.read_by == "router" for model in facts.routes.models for layer in model.layers)
+        report.text(ROUTED if routed else UNROUTED)
+        add_routes(report, facts.routes, "Held-out documents of each domain, and where their tokens go.")
+    report.heading("Take a path away").text(
+        "A path keeps its name in the composed model, and can be switched off when the model is loaded or while it "
+        "writes: the owner of the data it was trained on can withdraw it. What that costs, in bits per byte:"
+    ).table(replace(inactive_paths(results), name="")).text(
+        "That leaves out the path's blocks. What the embedding, the head and the joins learned beside it stays, so to "
+        "take data out of a model entirely, compose again without the path."
     )
-    sizes = {f"parameters, {m.name}": f"{m.parameters:,}" for m in results.models}
-    report.facts(sizes | {"vocabulary": f"{facts.vocab_size:,}"})
-
-
-def _add_composing(report: Report, facts: DemoFacts) -> None:
-    results, composed = facts.results, facts.composed
     join = results.study.steps[composed.name].join.kind  # type: ignore[attr-defined]
-    report.text(
+    report.heading("Composed into one model").text(
         "`braid compose` put the paths side by side. Their embeddings and heads were joined along the width, their "
         "blocks are in parallel layers, and after each layer a join makes one stream of them again. The joins "
         "begin as the mean of the paths' outputs; one full-width block before and after is new and untrained. So "
         "the composed model is trained on, with the part of the text that was kept back from the paths."
-    )
-    report.code(
+    ).code(
         f"braid compose {' '.join(str(m.run_folder) for m in results.models if m.kind == 'path')} "
         f"--names {' '.join(results.names('path'))} --join {join} --out composed\n"
         f"braid show {composed.folder}"
     )
 
 
-def _add_curves(report: Report, facts: DemoFacts) -> None:
-    for domain in facts.results.domains:
-        if chart := learning_chart(facts.results, domain, levels={"trigram": facts.ngrams["trigram"][domain]}):
+def _add_learning(report: Report, facts: DemoFacts) -> None:
+    """The learning curves and every number."""
+    results, domains = facts.results, facts.results.domains
+    report.heading("How they learned")
+    for domain in domains:
+        if chart := learning_chart(results, domain, levels={"trigram": facts.ngrams["trigram"][domain]}):
             report.chart(
                 chart,
                 f"Held-out {domain} during the training. The composed model begins after the tokens of both paths. "
                 "Its blocks before and after them are new and untrained, so that it may be behind a path at first.",
                 f"learning-{domain}",
             )
-
-
-def _add_numbers(report: Report, facts: DemoFacts) -> None:
     caption = "Bits per byte of held-out text. Tokens are those seen in training."
-    report.table(replace(quality(facts.results), name="", caption=caption))
-    rows = [[name, *(f"{bits[domain]:.3f}" for domain in facts.results.domains)] for name, bits in facts.ngrams.items()]
-    report.table(Table(["n-gram model", *facts.results.domains], rows))
+    report.heading("Every number").table(replace(quality(results), name="", caption=caption))
+    rows = [[name, *(f"{bits[domain]:.3f}" for domain in domains)] for name, bits in facts.ngrams.items()]
+    report.table(Table(["n-gram model", *domains], rows))
     if facts.pronouns:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in facts.pronouns.items())
         report.text(
@@ -244,48 +234,21 @@ def _add_numbers(report: Report, facts: DemoFacts) -> None:
         )
 
 
-def _add_samples(report: Report, facts: DemoFacts) -> None:
+def _add_samples_and_costs(report: Report, facts: DemoFacts) -> None:
+    report.heading("What they write")
     for domain, texts in facts.samples.items():
         report.heading(domain.capitalize(), level=3)
         if domain == "maths":
             report.text(f"The right answer is {PROBLEM.answer}.")
         for name, sample in texts.items():
             report.quote(sample.text, WRITERS.get(name, f"the path {name}"), prompt=sample.prompt)
-
-
-def _add_routing(report: Report, facts: DemoFacts) -> None:
-    if facts.routes is None:
-        report.text("The composed model has no layer in which the path of a token could be read.")
-        return
-    routed = any(layer.read_by == "router" for model in facts.routes.models for layer in model.layers)
-    report.text(ROUTED if routed else UNROUTED)
-    add_routes(report, facts.routes, "Held-out documents of each domain, and where their tokens go.")
-
-
-def _add_withdrawing(report: Report, facts: DemoFacts) -> None:
-    report.text(
-        "A path keeps its name in the composed model, and can be switched off when the model is loaded or while it "
-        "writes: the owner of the data it was trained on can withdraw it. What that costs, in bits per byte:"
-    )
-    report.table(replace(inactive_paths(facts.results), name=""))
-    report.text(
-        "That leaves out the path's blocks. What the embedding, the head and the joins learned beside it stays, so to "
-        "take data out of a model entirely, compose again without the path."
-    )
-
-
-def _add_time(report: Report, facts: DemoFacts) -> None:
-    report.text(
+    report.heading("What it took").text(
         "Training alone. Paths need nothing of each other, so with two machines they take the time of the slower."
-    )
-    report.table(replace(training_time(facts.results), name=""))
+    ).table(replace(training_time(facts.results), name=""))
     steps = [[what, duration(seconds)] for what, seconds in facts.seconds.items()]
     report.table(Table(["step of the demo", "time"], steps))
-
-
-def _add_next_steps(report: Report, facts: DemoFacts) -> None:
     composed, first = facts.composed, facts.results.names("path")[0]
-    report.code(
+    report.heading("Go on from here").code(
         f'braid generate {composed.folder} "Once upon a time" --top-next 5\n'
         f'braid generate {composed.folder} "Once upon a time" --paths {first}\n'
         f"braid routes {composed.folder} --out routes\n"
@@ -318,25 +281,32 @@ def findings(results: StudyResults, composed: ModelResult, ngrams: Mapping[str, 
         f"{count} owners keep {kept} to themselves: what do they get?": _owners(composed, paths, ngrams),
         "What does it cost when one of them withdraws?": _withdrawal(composed),
     }
-    dense = [m for m in results.models if m.kind == "whole" and m.seed == composed.seed]
-    answers = " ".join(_dense(composed, paths, model) for model in dense)
-    return found | ({"What would one model that saw all of the text reach?": answers} if dense else {})
+    took = duration(sum(path.seconds for path in paths) + composed.seconds)
+    pooled = [
+        f"The dense model of {dense.parameters:,} parameters (the composed one has {composed.parameters:,}), trained "
+        f"on all domains pooled for {duration(dense.seconds)} (paths and composed model: {took}), has "
+        f"{_listed(dense.bits)}. Beside the composed model it is {compared(dense.bits, composed.bits)}."
+        for dense in results.models
+        if dense.kind == "whole" and dense.seed == composed.seed
+    ]
+    return found | ({"What would one model that saw all of the text reach?": " ".join(pooled)} if pooled else {})
 
 
 def _owners(composed: ModelResult, paths: Sequence[ModelResult], ngrams: Mapping[str, Bits]) -> str:
     own = {path.name: path.bits[path.name] for path in paths}
     others = [path.bits[domain] for path in paths for domain in path.bits if domain != path.name]
+    ends = dict.fromkeys(f"{bits:.1f}" for bits in (min(others), max(others)))
     sentences = [
         "One model for every domain. In bits per byte of text that no model was trained on, it has "
         f"{_listed(composed.bits)}; the owners' own models have {_listed(own)}, each on its own domain, and "
-        f"{_range(others)} on another's.",
+        f"{' to '.join(ends)} on another's.",
         f"Beside them the composed model is {compared(composed.bits, own)}.",
     ]
-    for name, bits in ngrams.items():
-        sentences.append(
-            f"A {name} model of all the text of a domain has {_listed(bits)}; beside the composed model it is "
-            f"{compared(bits, composed.bits)}."
-        )
+    sentences += [
+        f"A {name} model of all the text of a domain has {_listed(bits)}; beside the composed model it is "
+        f"{compared(bits, composed.bits)}."
+        for name, bits in ngrams.items()
+    ]
     return " ".join(sentences)
 
 
@@ -353,15 +323,6 @@ def _withdrawal(composed: ModelResult) -> str:
     return " ".join(sentences)
 
 
-def _dense(composed: ModelResult, paths: Sequence[ModelResult], dense: ModelResult) -> str:
-    took = sum(path.seconds for path in paths) + composed.seconds
-    return (
-        f"The dense model of {dense.parameters:,} parameters (the composed one has {composed.parameters:,}), trained "
-        f"on all domains pooled for {duration(dense.seconds)} (paths and composed model: {duration(took)}), has "
-        f"{_listed(dense.bits)}. Beside the composed model it is {compared(dense.bits, composed.bits)}."
-    )
-
-
 def compared(bits: Bits, others: Bits) -> str:
     """How scores compare with others, domain by domain: `better on stories (by 12%) and equal on maths`."""
     words: dict[str, list[str]] = {"better": [], "equal": [], "worse": []}
@@ -376,11 +337,6 @@ def compared(bits: Bits, others: Bits) -> str:
 
 def _listed(bits: Mapping[str, float]) -> str:
     return listed([f"{value:.2f} on {domain}" for domain, value in bits.items()])
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
-    return low if low == high else f"{low} to {high}"
 
 
 def _signed(value: float) -> str:

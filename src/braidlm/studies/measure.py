@@ -40,16 +40,11 @@ def measure(
     halves = {} if study.validation.half is None else {half: _texts(study, half) for half in get_args(Half)}
     measured = [jobs.start(f"scores of {m.name}, seed {m.seed}", _measured, m, texts, halves, device) for m in models]
     results = StudyResults(study, jobs.results(measured))
-    if study.tasks is not None:
+    if (tasks := study.tasks) is not None:
         folders = {f"{model.name}, seed {model.seed}": model.folder for model in results.models}
-        tasks = study.tasks
+        out, device_name = study.folder / "tasks", device or "auto"
         evaluation = evaluate(
-            folders,
-            tasks.names,
-            data=tasks.data,
-            settings=tasks.settings,
-            out=study.folder / "tasks",
-            device=device or "auto",
+            folders, tasks.names, data=tasks.data, settings=tasks.settings, out=out, device=device_name
         )
         for scored, model in zip(evaluation.models, results.models, strict=True):
             model.tasks = {name: result.score for name, result in scored.tasks.items()}

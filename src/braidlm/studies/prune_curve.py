@@ -23,15 +23,7 @@ from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Lines, Report
 from braidlm.edits.criteria import PruningOptions
 from braidlm.edits.edit import SOURCE, EditPlan, assemble
-from braidlm.edits.modules import (
-    Calibration,
-    Usage,
-    all_modules,
-    calibration_texts,
-    layers_of,
-    measure_usage,
-    modules_of,
-)
+from braidlm.edits.modules import Usage, all_modules, calibration_texts, layers_of, measure_usage, modules_of
 from braidlm.edits.prune import Prune
 from braidlm.evals.curves import Curves, Point
 from braidlm.evals.evaluate import evaluate, open_to_score
@@ -97,8 +89,8 @@ class PruningCurves(Curves[PrunedPoint]):
             if len(left) > 1:
                 lines[name] = [threshold for threshold, _ in left], [share for _, share in left]
         if lines:
-            report.heading("What a threshold leaves")
-            report.chart(Lines(lines, "threshold", self.x_label), name="pruning-thresholds")
+            chart = Lines(lines, "threshold", self.x_label)
+            report.heading("What a threshold leaves").chart(chart, name="pruning-thresholds")
         return self.add_points(
             report,
             "Every point",
@@ -126,7 +118,10 @@ def prune_curve(
 
     def open_points() -> list[OpenedModel]:
         opened = list(_pruned_models(models, options, None if out is None else Path(out)))
-        opened += _models_beside(series)
+        for curve, names in series.items():
+            for model in open_to_score(names):
+                model.name = f"{curve}, {model.name}"
+                opened.append((model, _point(curve, model.name, WHOLE, open_model(model.folder, "braid").config)))
         size = opened[0][1].parameters
         for _, point in opened:
             point.share = point.parameters / size
@@ -155,13 +150,13 @@ def _pruned_models(
             several = (f"{criterion}, {by}" if len(options.normalise) > 1 else criterion) if len(curves) > 1 else ""
             curve = ", ".join(filter(None, (source.name, several)))
             yield source, _point(curve, source.name, WHOLE, source.config)
-            calibration = Calibration(texts, _usage(source, texts, criterion, out))
+            usage = _usage(source, texts, criterion, out)
             for point in options.points:
                 prune = Prune(options.text, criterion=criterion, normalise=by, tokens=options.tokens, **point)
                 ((kind, value),) = point.items()
                 words = f"{kind} {value:g}"
                 try:
-                    plan = prune.plan_for(source, calibration)
+                    plan = prune.plan_for(source, texts, usage)
                 except BraidError as error:
                     raise BraidError(error.what, error.where or f"{curve}, {words}", error.todo) from error
                 pruned = _pruned(source, f"{curve}, {words}", plan)
@@ -180,25 +175,10 @@ def _pruned(source: OpenedBraid, name: str, plan: EditPlan) -> OpenedModel:
     return source.changed(name, sha256, load)
 
 
-def _models_beside(series: dict[str, list[str]]) -> Iterator[tuple[OpenedModel, PrunedPoint]]:
-    for curve, names in series.items():
-        for model in open_to_score(names):
-            model.name = f"{curve}, {model.name}"
-            yield model, _point(curve, model.name, WHOLE, open_model(model.folder, "braid").config)
-
-
-def _point(
-    curve: str,
-    model: str,
-    pruned: str,
-    config: BraidConfig,
-    threshold: float | None = None,
-    keep: float | None = None,
-) -> PrunedPoint:
+def _point(curve: str, model: str, pruned: str, config: BraidConfig, **options: Any) -> PrunedPoint:
     info = ModelInfo(config)
-    size = sum(tensor.numel() for tensor in info.tensors.values())
     modules = sum(len(one.names) for layer in layers_of(info) for one in modules_of(layer))
-    return PrunedPoint(curve, model, pruned, size, 1.0, modules, threshold, keep)
+    return PrunedPoint(curve, model, pruned, info.parameters, 1.0, modules, **options)
 
 
 def _usage(source: OpenedBraid, texts: list[Sequence[int]], criterion: Any, out: Path | None) -> Usage:

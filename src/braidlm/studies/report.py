@@ -27,6 +27,12 @@ AVERAGES = (
 )
 ROUTES_LINK = {"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}.html"}
 LOWER_LEFT = "Nearer to the lower left is better on both."
+SUBTITLES: dict[Role, str] = {
+    "path": "Paths trained apart and composed, beside models trained from scratch",
+    "average": "Models trained apart, and averages of their probabilities",
+    "variant": "What edits and further training make of a trained model",
+}
+"""What a study is about, by the first of these kinds of models that it has."""
 
 
 def study(
@@ -56,7 +62,9 @@ def study(
 
 def study_report(results: StudyResults, routed: RoutingReport | None) -> Report:
     """The tables and charts of a study."""
-    report = Report(results.study.name, _subtitle(results), data={"results": results.as_dict()})
+    kinds = (text for kind, text in SUBTITLES.items() if results.names(kind))
+    subtitle = next(kinds, "Models trained from scratch on the same batches")
+    report = Report(results.study.name, subtitle, data={"results": results.as_dict()})
     names = [n for n in results.names() if n not in results.names("path")] or results.names("path")
     bits = {name: [mean(m.bits.values()) for m in results.of(name)] for name in names}
     on = f"bits per byte on held-out {listed(results.domains)}"
@@ -93,16 +101,6 @@ def add_routes(report: Report, routed: RoutingReport, caption: str) -> None:
     report.links(ROUTES_LINK)
 
 
-def _subtitle(results: StudyResults) -> str:
-    if results.names("path"):
-        return "Paths trained apart and composed, beside models trained from scratch"
-    if results.names("average"):
-        return "Models trained apart, and averages of their probabilities"
-    if results.names("variant"):
-        return "What edits and further training make of a trained model"
-    return "Models trained from scratch on the same batches"
-
-
 def _add_variants(report: Report, results: StudyResults, means: str) -> None:
     """What variants keep of the first domain, which is the base's, against each that they are trained on: a point for
     each, and one for the base; then the series."""
@@ -131,11 +129,10 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
 
     None if there was one validation at most.
     """
-    unit, colours, levels = results.unit, model_colours(results), levels or {}
-    models = [m for m in results.models if m.seed == results.study.seeds[0]]
+    unit, colours = results.unit, model_colours(results)
     series: dict[str, tuple[list[float], list[float]]] = {}
     series_colours = {}
-    for model in models:
+    for model in (m for m in results.models if m.seed == results.study.seeds[0]):
         points = [(point.seen(unit), point.bits[domain]) for point in model.curve if domain in point.bits]
         before = results.before(model) if model.kind == "composed" else []
         shift = sum(part.curve[-1].seen(unit) for part in before if part.curve)
@@ -149,7 +146,7 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
         series,
         f"{unit} seen, those of the paths included" if results.names("composed") else f"{unit} seen",
         f"bits per byte, {domain}",
-        levels=levels,
+        levels=levels or {},
         log_x=len(results.study.validation.every.parts) > 1,
         log_y=True,
         colours=series_colours,
@@ -176,20 +173,14 @@ def _bits_on(results: StudyResults, name: str, domains: Sequence[str]) -> tuple[
 
 def series_chart(results: StudyResults, domain: str) -> Lines | None:
     """Bits per byte against the share of the base's parameters, a line for each series; None if there is none."""
-    lines: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, list[tuple[float, float]]] = {}
     for name in results.names("variant"):
         series, models = results.study.steps[name].series, results.of(name)
         own, base = models[0].parameters, results.base_of(models[0]).parameters
         if series is not None and own and base:
-            lines.setdefault(series, []).append((100 * own / base, mean(m.bits[domain] for m in models)))
-    if not lines:
-        return None
-    ordered = {series: sorted(points) for series, points in lines.items()}
-    return Lines(
-        {series: ([x for x, _ in points], [y for _, y in points]) for series, points in ordered.items()},
-        "parameters, % of the base",
-        f"bits per byte, {domain}",
-    )
+            points.setdefault(series, []).append((100 * own / base, mean(m.bits[domain] for m in models)))
+    lines = {series: ([x for x, _ in sorted(own)], [y for _, y in sorted(own)]) for series, own in points.items()}
+    return Lines(lines, "parameters, % of the base", f"bits per byte, {domain}") if lines else None
 
 
 def comparison_chart(results: StudyResults, models: list[ModelResult], ngrams: Mapping[str, Bits]) -> Bars:

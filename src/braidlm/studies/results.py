@@ -120,8 +120,7 @@ class ModelResult:
     @property
     def half(self) -> str | None:
         """The half of the held-out text that is scored; None where all text is."""
-        half: str | None = self.recipe.get("validation", {}).get("half")
-        return half
+        return self.recipe.get("validation", {}).get("half")
 
     def facts(self, keys: Sequence[str] = STUDY_FACTS) -> dict[str, Any]:
         """Plain data."""
@@ -132,12 +131,8 @@ class ModelResult:
     def run_facts(self) -> dict[str, Any]:
         """Plain data of its run, as the table of runs has them."""
         best = self.best
-        own = {
-            "best_bits_per_byte": best and best.value,
-            "best_step": best and best.step,
-            "best_words": best and best.words,
-            "training_seconds": self.seconds,
-        }
+        own: dict[str, Any] = {"training_seconds": self.seconds, "best_words": best and best.words}
+        own |= {"best_bits_per_byte": best and best.value, "best_step": best and best.step}
         known = {key: own[key] if key in own else getattr(self, key) for key in RUN_FACTS}
         return {"name": self.name, "folder": str(self.folder), "recipe": self.recipe, **known}
 
@@ -225,14 +220,10 @@ class StudyResults:
     study: Study
     models: list[ModelResult]
 
-    @property
-    def unit(self) -> str:
+    def __post_init__(self) -> None:
+        self.domains = list(self.study.domains)
+        self.unit = "words" if self.study.validation.every.unit == "words" else "tokens"
         """The unit of learning curves: words where a training is validated by words, else tokens."""
-        return "words" if self.study.validation.every.unit == "words" else "tokens"
-
-    @property
-    def domains(self) -> list[str]:
-        return list(self.study.domains)
 
     def names(self, *kinds: Role) -> list[str]:
         """Names of the models of these kinds, in the order of the study."""
@@ -244,11 +235,8 @@ class StudyResults:
 
     def as_dict(self) -> dict[str, Any]:
         """Facts for programs."""
-        return {
-            "study": self.study.name,
-            "seeds": self.study.seeds,
-            "models": [model.facts() for model in self.models],
-        }
+        models = [model.facts() for model in self.models]
+        return {"study": self.study.name, "seeds": self.study.seeds, "models": models}
 
     def before(self, model: ModelResult) -> list[ModelResult]:
         """The models whose training a model stands on beside its own: what it is made of or was trained on from.

@@ -38,7 +38,7 @@ from braidlm.model.config.strict import decode, encode
 from braidlm.opening.names import find_model, title_of
 from braidlm.opening.open import open_model
 from braidlm.studies.decoding import TrainedModel, check_study, errors_of, is_study
-from braidlm.studies.steps import AverageStep, ComposeStep, DistilStep, EditStep, NamedEdit, decode_edit
+from braidlm.studies.steps import AverageStep, ComposeStep, DistilStep, EditStep, decode_edit
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount
 from braidlm.training.features.distill.teachers import TEACHER
@@ -72,19 +72,12 @@ def run_study(
     for name, step in study.steps.items():
         jobs.check_gpus(step.gpus or 0, f"steps.{name}.gpus")
     opened = open_data(study.data_config, study.validation.half) if data is None else data
-    return jobs.results(list(_start(study, _Runner(study, device, opened, jobs.is_remote), jobs, fresh).values()))
-
-
-def _start(study: Study, runner: "_Runner", jobs: Jobs, fresh: bool) -> dict[tuple[str, int | None], Any]:
-    """Start every step with each seed, and at last the steps that need all seeds of others.
-
-    By step and seed (None for an average of all seeds), what the jobs will return.
-    """
-    late = [name for name in study.order if study.is_late(name)]
+    runner = _Runner(study, device, opened, jobs.is_remote, fresh)
+    late = [name for name in study.order if study.is_late(name)]  # they need all seeds of others
     steps = [(n, s) for s in study.seeds for n in study.order if n not in late and s in study.seeds_of(n)]
     for name in late:
         steps += [(name, seed) for seed in study.seeds_of(name)[: 1 if study.is_once(name) else None]]
-    made: dict[tuple[str, int | None], Any] = {}
+    made: dict[tuple[str, int | None], Any] = {}  # by step and seed (None for an average of all), what jobs will return
     for name, seed in steps:
         step, is_once = study.steps[name], study.is_once(name)
         for other in step.reads:
@@ -98,7 +91,7 @@ def _start(study: Study, runner: "_Runner", jobs: Jobs, fresh: bool) -> dict[tup
         asked = {"gpus": step.gpus if step.train is not None else 0, "cpus": cpus}
         title = f"{name}, seed {seed}"
         made[name, None if is_once else seed] = jobs.start(title, runner.do, name, seed, *parts, fresh=fresh, **asked)
-    return made
+    return jobs.results(list(made.values()))
 
 
 @dataclass
@@ -107,7 +100,7 @@ class _Runner:
     device: str | None
     opened: OpenData | None
     remote: bool
-    fresh: bool = False
+    fresh: bool
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"opened": None}  # its files are mapped into memory; another process opens them itself
@@ -119,14 +112,13 @@ class _Runner:
                 self.opened = open_data(self.study.data_config, self.study.validation.half)
         return self.opened
 
-    def do(self, name: str, seed: int, *parts: TrainedModel, fresh: bool) -> TrainedModel:
-        """One step with the models that it reads."""
-        self.fresh = fresh
+    def do(self, name: str, seed: int, *models: TrainedModel, fresh: bool) -> TrainedModel:
+        """Make the model that a step begins with of those that it reads, then train it, or leave it as it is."""
+        self.fresh = fresh  # False where a job is begun again
         with errors_of(name):
-            return self._do(name, seed, list(parts))
+            return self._do(name, seed, list(models))
 
     def _do(self, name: str, seed: int, parts: list[TrainedModel]) -> TrainedModel:
-        """Make the model that the step begins with, then train it, or leave it as it is."""
         step, is_once = self.study.steps[name], self.study.is_once(name)
         folder = self.study.folder / name if is_once else self.study.folder / f"seed-{seed}" / name
         start = None
@@ -137,11 +129,11 @@ class _Runner:
             start = _made(out, sources, options, said, lambda: compose(sources, out, names=names, **options))
         elif isinstance(step, EditStep):
             edits = [decode_edit(one, f"edit[{at}]") for at, one in enumerate(step.edit)]
-            outs = [folder.with_name(f"{name}-{at}-{one.kind}") for at, one in enumerate(edits, 1)]
+            outs = [folder.with_name(f"{name}-{at}-{kind}") for at, (kind, _) in enumerate(edits, 1)]
             outs[-1] = folder if step.train is None else outs[-1]
             start = parts[0].model
-            for one, out in zip(edits, outs, strict=True):
-                start = self._edited(start, one, out, seed)
+            for (kind, chosen), out in zip(edits, outs, strict=True):
+                start = self._edited(start, kind, chosen, out, seed)
         elif parts and not isinstance(step, DistilStep):
             start = parts[0].model
         if step.train is None:
@@ -150,16 +142,15 @@ class _Runner:
         run = self._train(name, folder, seed, start, parts)
         return TrainedModel(name, self.study.role(name), seed, run.model, run, parts)
 
-    def _edited(self, start: Path, one: NamedEdit, out: Path, seed: int) -> Path:
+    def _edited(self, start: Path, kind: str, chosen: Any, out: Path, seed: int) -> Path:
         """A model after one edit; a text that is a domain's name stands for the packed domain."""
-        chosen: Any = one.edit
         texts = {stream.name: stream.data.address for stream in self.data.train}
         if getattr(chosen, "text", None) in texts:
             chosen = replace(chosen, text=texts[chosen.text])
         options = json.loads(json.dumps(asdict(chosen)))  # as the lineage has them
-        is_same = not self.fresh and (load_lineage(out) or {}).get("made_by") == f"braid edit {one.kind}"
-        said, known = f"{out.name}, seed {seed}: braid edit {one.kind}", {"seed": seed, **options}
-        return _made(out, [start], known, said, lambda: edit(one.kind, start, out, **known), is_same)
+        is_same = not self.fresh and (load_lineage(out) or {}).get("made_by") == f"braid edit {kind}"
+        said, known = f"{out.name}, seed {seed}: braid edit {kind}", {"seed": seed, **options}
+        return _made(out, [start], known, said, lambda: edit(kind, start, out, **known), is_same)
 
     def _train(self, name: str, folder: Path, seed: int, start: Path | None, parts: list[TrainedModel]) -> Run:
         """Train what a step begins with; from models that were made anew it is trained anew."""

@@ -126,11 +126,20 @@ def show(
     a plan that does not fit is an error, which says what would.
     """
     if gpus is not None:
-        return _planned(x, overrides, length, gpus, machines or Machines())
+        facts = show(x, overrides, length)
+        if facts["kind"] != "recipe" or facts["recipe"].get("decoder"):
+            what = f"a plan is of one recipe that trains a model of ours, not of a {facts['kind']}"
+            todo = "A step of a study is planned as a recipe of its own; a preset has no training."
+            raise BraidError(what, "--gpus", todo)
+        loaded = decode_recipe(facts["recipe"])
+        architecture = loaded.architecture or open_model(str(loaded.recipe.start_from), "braid").config.decoded
+        plan = plan_training(
+            loaded.recipe, BraidConfig(architecture, facts["vocab_size"]), gpus, machines or Machines()
+        )
+        return facts | {"plan": plan, "expected_seconds": None}
     if not isinstance(x, (str, Path)):
         recipes = [one for one in x if not _is_folder(one)]
-        facts = [show(one, overrides if one in recipes or not recipes else None, length) for one in x]
-        return facts[0] if len(facts) == 1 else _comparison(facts)
+        return _comparison([show(one, overrides if one in recipes or not recipes else None, length) for one in x])
     name = str(x)
     if not _is_folder(x) and not is_address(x):
         _check_recipe(name)
@@ -141,32 +150,12 @@ def show(
     if is_address(x) or is_packed(x):
         data = asdict(read_manifest(x))
         return {"kind": "data", **data, "name": name, "set": data.get("name"), "notes": [], "problems": []}
-    facts = [
-        run_facts(source, length) if is_run(source) else {"kind": "model", **folder_facts(open_model(source), length)}
-        for source in find_sources(x)
-    ]
-    return facts[0] if len(facts) == 1 else _comparison(facts)
-
-
-def _planned(
-    x: str | Path | Sequence[str | Path],
-    overrides: list[str] | None,
-    length: int | None,
-    gpus: int,
-    machines: Machines,
-) -> dict[str, Any]:
-    """The facts of a recipe with its plan."""
-    names = [x] if isinstance(x, (str, Path)) else list(x)
-    facts = show(names, overrides, length)
-    if facts["kind"] != "recipe" or facts["recipe"].get("decoder"):
-        todo = "A step of a study is planned as a recipe of its own; a preset has no training."
-        raise BraidError(
-            f"a plan is of one recipe that trains a model of ours, not of a {facts['kind']}", "--gpus", todo
-        )
-    loaded = decode_recipe(facts["recipe"])
-    architecture = loaded.architecture or open_model(str(loaded.recipe.start_from), "braid").config.decoded
-    config = BraidConfig(architecture, facts["vocab_size"])
-    return facts | {"plan": plan_training(loaded.recipe, config, gpus, machines), "expected_seconds": None}
+    return _comparison(
+        [
+            run_facts(one, length) if is_run(one) else {"kind": "model", **folder_facts(open_model(one), length)}
+            for one in find_sources(x)
+        ]
+    )
 
 
 def _check_recipe(name: str) -> None:
@@ -192,7 +181,9 @@ def _is_folder(x: str | Path) -> bool:
 
 
 def _comparison(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several models side by side; a comparison among them is taken apart."""
+    """Several models side by side, where a comparison among them is taken apart; one thing alone is as it is."""
+    if len(facts) == 1:
+        return facts[0]
     models = [one for each in facts for one in (each["models"] if each["kind"] == "comparison" else [each])]
     if other := [one for one in models if one["kind"] in ("data", "study")]:
         raise BraidError(f"models are compared, and this is {other[0]['kind']}", other[0]["name"])
@@ -206,10 +197,9 @@ def _comparison(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
     """A composed recipe, checked in full; its model as it would be built."""
-    about = dict(list_recipes()).get(name)
+    about, tokens = dict(list_recipes()).get(name), None
     notes: list[str] = []
     problems: list[str] = []
-    tokens: int | None = None
     if data.get("decoder"):  # which is opened and not loaded
         with errors_at(name):
             recipe = decode_recipe(data).recipe
@@ -218,8 +208,7 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
             facts["notes"].append(plan_decoder_run(recipe, torch.device(choose_device("auto"))))
         return {**facts, "kind": "recipe", "name": name, "about": about, "lineage": None, "recipe": data}
     if is_preset(data):
-        kind, key = "preset", "vocab_size"
-        model = read_model(data, name)
+        kind, key, model = "preset", "vocab_size", read_model(data, name)
         architecture, vocab_size = model.architecture, model.vocab_size
     else:
         kind, key = "recipe", "model.vocab_size"
@@ -274,16 +263,8 @@ def folder_facts(opened: OpenedModel, length: int | None = None) -> dict[str, An
         recorded = (lineage or {}).get("tokenizer")
         if fingerprint and recorded and fingerprint != recorded:
             problems.append("the tokenizer is not the one the model was made with (another fingerprint)")
-    return {
-        "name": str(opened.folder),
-        **costs,
-        "vocab_size_assumed": False,
-        "lineage": lineage,
-        "tokenizer": fingerprint,
-        "recipe": recipe,
-        "notes": notes,
-        "problems": problems,
-    }
+    facts = {"name": str(opened.folder), **costs, "vocab_size_assumed": False, "lineage": lineage}
+    return facts | {"tokenizer": fingerprint, "recipe": recipe, "notes": notes, "problems": problems}
 
 
 def costs_and_kernels(config: BraidConfig, length: int | None) -> dict[str, Any]:
@@ -302,11 +283,10 @@ def run_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
         facts["notes"].append("This run has no checkpoint yet: the model is as its recipe says.")
     else:
         facts = folder_facts(open_model(newest), length)
-    records = last_records(folder)
     run: dict[str, Any] = {"checkpoint": newest.name if newest else None}
-    for kind in ("train", "validation"):
-        if kind in records:
-            run[kind] = {key: value for key, value in records[kind].items() if key != "kind"}
+    for kind, record in sorted(last_records(folder).items()):
+        if kind in ("train", "validation"):
+            run[kind] = {key: value for key, value in record.items() if key != "kind"}
     return {**facts, "kind": "run", "name": str(folder), "run": run}
 
 
@@ -316,21 +296,19 @@ def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Arc
         loaded = decode_recipe(data)
     except BraidError as error:
         raise BraidError(error.what, name) from error
-    tokens = None
+    tokens, recipe = None, loaded.recipe
     with collecting(problems):
-        tokens = _tokenizer_size(data_of(loaded.recipe), problems)
+        tokens = _tokenizer_size(data_of(recipe), problems)
     architecture, vocab_size = loaded.architecture, loaded.vocab_size
     if architecture is None:
-        config = open_model(str(loaded.recipe.start_from), "braid").config
+        config = open_model(str(recipe.start_from), "braid").config
         architecture, vocab_size = config.decoded, config.vocab_size
     if vocab_size and tokens and tokens > vocab_size:
         problems.append(f"the tokenizer has {tokens:,} tokens, the model a vocabulary of {vocab_size:,}")
-    length = loaded.recipe.data.length
-    if length > architecture.context:
+    if (length := recipe.data.length) > architecture.context:
         has = "learned positions" if architecture.positions.kind == "learned" else "tokens of context"
         problems.append(f"data.length is {length}, and the model has {architecture.context} {has}")
-    training = loaded.recipe.training
-    budget = tokens_of(training.budget, training.batch * training.accumulation * length)
+    budget = tokens_of(recipe.training.budget, recipe.training.batch * recipe.training.accumulation * length)
     return architecture, vocab_size or tokens, budget
 
 

@@ -1,7 +1,7 @@
 """The steps of a study: one class for each kind of step, with the keys that a recipe may give it."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.edits.composing.path_models import averages, check_no_layout, composing_joins
@@ -243,20 +243,11 @@ def decode_step(data: Any, where: str) -> Step:
         options = {key: value for key, value in train.items() if key not in TRAINING_KEYS}
         train = decode(StepTraining, own, f"{where}.train")
         train.options = options
-    kind = KINDS[given[0]] if given else TrainStep
-    step: Step = decode(kind, data if train is None else data | {"train": train}, where)
-    return step
+    return decode(KINDS[given[0]] if given else TrainStep, data if train is None else data | {"train": train}, where)
 
 
-class NamedEdit(NamedTuple):
-    """One edit with its options."""
-
-    kind: str
-    edit: Edit
-
-
-def decode_edit(data: Any, where: str) -> NamedEdit:
-    """An edit as a recipe writes it, `insert` or `insert: {modules: 4}`, decoded strictly."""
+def decode_edit(data: Any, where: str) -> tuple[str, Edit]:
+    """An edit's kind and its options as a recipe writes them, `insert` or `insert: {modules: 4}`, decoded strictly."""
     load_edits()
     if isinstance(data, str):
         data = {data: {}}
@@ -267,7 +258,7 @@ def decode_edit(data: Any, where: str) -> NamedEdit:
         chosen = edits[kind]
     except BraidError as error:
         raise BraidError(f"{where}: {error.what}", todo=error.todo) from error
-    return NamedEdit(kind, decode(chosen, options or {}, f"{where}.{kind}"))
+    return kind, decode(chosen, options or {}, f"{where}.{kind}")
 
 
 def _check_members(key: str, names: list[str]) -> None:

@@ -302,8 +302,7 @@ class Study:
         an average that of its first member; None where it follows from composing, edits or a folder."""
         step = self.steps.get(name)
         if isinstance(step, (TrainStep, DistilStep)):
-            own: RecipeModel | None = step.model
-            return own if own is not None else self.model_of(step.reads[0])
+            return self.model_of(step.reads[0]) if step.model is None else step.model
         return self.model_of(step.average[0]) if isinstance(step, AverageStep) else None
 
     def training_of(self, name: str) -> StepTraining:
@@ -338,8 +337,7 @@ class Study:
 
     def options_of(self, name: str) -> dict[str, Any]:
         """The options of `training` with a step's own."""
-        merged: dict[str, Any] = inherit(self.training, self.training_of(name).options)
-        return merged
+        return inherit(self.training, self.training_of(name).options)
 
     @property
     def folder(self) -> Path:

@@ -56,14 +56,12 @@ def sweep(
     otherwise; one that fails stops no other."""
     check_one_process("--multirun does not run under torchrun", "Start torchrun once for each combination.")
     runs = plan_sweep(recipe, overrides)
-    todo = "out=DIR is another folder for the sweep."
-    check_variants({run.label: run.recipe for run in runs}, fresh, todo)
+    check_variants({run.label: run.recipe for run in runs}, fresh, "out=DIR is another folder for the sweep.")
     own = [override.input_line for override in _parsed(overrides) if override.is_hydra_override()]
     launcher = next((line for line in own if line.startswith(("hydra/launcher", "hydra.launcher"))), None)
     if cluster is not None and launcher is not None:
-        raise BraidError(
-            f"jobs go to a cluster or to Hydra's launcher: {launcher}", "--cluster", "Leave out one of them."
-        )
+        what = f"jobs go to a cluster or to Hydra's launcher: {launcher}"
+        raise BraidError(what, "--cluster", "Leave out one of them.")
 
     def one(number: int, fresh: bool, jobs: Jobs) -> Any:
         title = f"Run {number + 1} of {len(runs)}: {runs[number].label}"

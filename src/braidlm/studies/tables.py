@@ -54,12 +54,11 @@ def add_recipes(report: Report, recipes: Mapping[str, dict[str, Any]]) -> None:
 def tables(results: StudyResults) -> list[Table]:
     """Every table that is not empty for this study."""
     paths, composed, scratch = (results.names(kind) for kind in ("path", "composed", "whole"))
-    learned = scratch and not paths and any(len(model.curve) > 1 for model in results.models)
     shown: dict[Callable[[StudyResults], Table], Any] = {
         summary: results.names("average") or results.study.validation.half is not None,
         variants: results.names("variant"),
         quality: paths or composed or scratch,
-        learning: learned,
+        learning: scratch and not paths and any(len(model.curve) > 1 for model in results.models),
         task_scores: results.study.tasks is not None,
         babylm: any(model.babylm for model in results.models),
         cost: True,
@@ -108,9 +107,8 @@ def quality(results: StudyResults) -> Table:
             tokens = [sum(m.tokens for m in each) for each in (results.before(models[0]), [models[0]]) if each]
             size = f"{models[0].parameters:,}"
             rows.append([name, kind_label(kind), size, " + ".join(map(count, tokens)), *scores])
-    columns = ["model", "", "parameters", "tokens", *results.domains, *(["mean"] if several else [])]
-    half = results.study.validation.half
-    text = "held-out text" if half is None else f"the {half} half of held-out text"
+    columns = ["model", "", "parameters", "tokens", *results.domains, *["mean"] * several]
+    text = "held-out text" if (half := results.study.validation.half) is None else f"the {half} half of held-out text"
     return _table("bits-per-byte", f"Bits per byte on {text} (lower is better)", columns, rows, results)
 
 
@@ -136,18 +134,15 @@ def variants(results: StudyResults) -> Table:
 
 def task_scores(results: StudyResults) -> Table:
     """Every model on the study's tasks."""
-    tasks = list(results.models[0].tasks)
-    rows = [
-        [name, *(spread([m.tasks[task] for m in results.of(name)], digits=2) for task in tasks)]
-        for name in results.names()
-    ]
+    rows, tasks = [], list(results.models[0].tasks)
+    for name in results.names():
+        rows.append([name, *(spread([m.tasks[task] for m in results.of(name)], digits=2) for task in tasks)])
     return _table("tasks", "Scores on tasks", ["model", *tasks], rows)
 
 
 def babylm(results: StudyResults) -> Table:
     """The columns of the MoEP paper's Table 1 that were evaluated, and its rows below, which are of another corpus."""
-    columns = list(results.models[0].babylm)
-    rows = []
+    rows, columns = [], list(results.models[0].babylm)
     for name in results.names():
         models = results.of(name)
         scores = [[m.babylm[column] for m in models] for column in columns]
@@ -162,8 +157,7 @@ def babylm(results: StudyResults) -> Table:
 
 def _how(results: StudyResults, name: str) -> str:
     """`insert, german 4 : english 1`: a variant's edits and what it was trained on."""
-    study = results.study
-    step = study.steps[name]
+    study, step = results.study, results.study.steps[name]
     words = [other for other in study.inputs(name) if study.role(other) == "variant"]
     if isinstance(step, EditStep):
         words += [edit if isinstance(edit, str) else next(iter(edit)) for edit in step.edit]
@@ -206,19 +200,16 @@ def cost(results: StudyResults) -> Table:
 
 def training_time(results: StudyResults) -> Table:
     """PaPaformer's Table 4: with paths trained one after another, and in parallel."""
-    study, rows = results.study, []
     took = {name: mean(m.seconds for m in results.of(name)) for name in results.names()}
-    for name in results.names("path"):
-        rows.append([name, duration(took[name]), None, duration(took[name])])
+    rows = [[name, duration(took[name]), None, duration(took[name])] for name in results.names("path")]
     for name in results.names("composed"):
         before = list(dict.fromkeys(m.name for m in results.before(results.of(name)[0])))
         apart, second = " + ".join(duration(took[part]) for part in before), took[name]
         rows.append([name, f"({apart})", duration(second), duration(sum(took[part] for part in before) + second)])
-        lines = [[*study.before(part), part] for part in study.steps[name].reads]
+        lines = [[*results.study.before(part), part] for part in results.study.steps[name].reads]
         first = max(sum(took[one] for one in line) for line in lines)
         rows.append([f"{name}, paths in parallel", duration(first), duration(second), duration(first + second)])
-    for name in results.names("whole"):
-        rows.append([name, None, duration(took[name]), duration(took[name])])
+    rows += [[name, None, duration(took[name]), duration(took[name])] for name in results.names("whole")]
     return _table("training-time", "Training time", ["model", "stage 1", "stage 2", "total"], rows)
 
 

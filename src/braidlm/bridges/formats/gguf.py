@@ -81,10 +81,7 @@ class LlamaCppLlama(LlamaBridge, LlamaCppArchitecture):
             writer.add_rope_scaling_attn_factors(scaling.attention_factor)
 
     def constants(self, info: ModelInfo) -> dict[str, Tensor]:
-        """What llama.cpp divides the frequency of each pair by.
-
-        They express every scaling, where llama.cpp's own linear and YaRN scalings have other options than ours.
-        """
+        """What llama.cpp divides the frequency of each pair by, since its own scalings have other options than ours."""
         if (scaling := self._scaling(info)) is None:
             return {}
         theta, head_dim = info.architecture.positions.options.theta, info.attention.head_dim
@@ -104,10 +101,9 @@ class LlamaCppGPT2(GPT2Bridge, LlamaCppArchitecture):
 
     def export_problems(self, info: ModelInfo) -> list[str]:
         problems = super().export_problems(info)
-        if info.is_stack and info.block.feed.kind == "mlp":
-            activation = info.block.feed.options.activation
-            if activation != "gelu_new":
-                problems.append(f"the activation is '{activation}'; {self.title} has 'gelu_new'")
+        feed = info.block.feed
+        if info.is_stack and feed.kind == "mlp" and (name := feed.options.activation) != "gelu_new":
+            problems.append(f"the activation is '{name}'; {self.title} has 'gelu_new'")
         return problems
 
     def add_hyperparameters(self, writer: Any, info: ModelInfo) -> None:
@@ -186,9 +182,8 @@ def vocabulary_problems(tokenizer: BraidTokenizer, rows: int) -> list[str]:
     if tokenizer.space_before != "nothing":
         problems.append("the tokenizer puts a space before every text (`space_before`), and llama.cpp does not")
     elif pre_tokenizer_name(tokenizer) is None:
-        problems.append(
-            f"no pre-tokenizer of {', '.join(PRE_TOKENIZERS)} divides texts into words as this tokenizer does"
-        )
+        known = ", ".join(PRE_TOKENIZERS)
+        problems.append(f"no pre-tokenizer of {known} divides texts into words as this tokenizer does")
     if options := [name for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if name in model]:
         problems.append(f"the tokenizer's BPE has options that llama.cpp lacks: {', '.join(options)}")
     if missing := [byte for byte, char in enumerate(byte_characters()) if char not in model["vocab"]]:
@@ -305,15 +300,13 @@ class GgufBridge(ExportingBridge):
         return vocabulary_problems(tokenizer, info.config.vocab_size)
 
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
-        architecture = _architecture(info)
-        rename = architecture.renamed(info)
+        rename = (architecture := _architecture(info)).renamed(info)
         for mapping in architecture.mappings(info):
             # llama.cpp's matrices are [out, in] throughout, as ours are.
             yield replace(mapping, foreign=tuple(map(rename, mapping.foreign)), transposed=False)
 
     def target(self, info: ModelInfo) -> ExportTarget:
-        architecture = _architecture(info)
-        rename = architecture.renamed(info)
+        rename = (architecture := _architecture(info)).renamed(info)
         transposed = {name for mapping in architecture.mappings(info) if mapping.transposed for name in mapping.foreign}
         shapes = architecture.target(info).shapes.items()
         needed = {rename(name): shape[::-1] if name in transposed else shape for name, shape in shapes}
@@ -321,15 +314,13 @@ class GgufBridge(ExportingBridge):
 
     def export_notes(self, info: ModelInfo) -> list[str]:
         """The types of what is not f32; dropout is not mentioned, which no file for inference has."""
-        if self.dtype == "f32":
+        if (own := self.dtype) == "f32":
             return []
-        notes = [f"matrices are written as {self.dtype}; vectors and learned positions stay f32"]
+        notes = [f"matrices are written as {own}; vectors and learned positions stay f32"]
         shapes = self.foreign_shapes(info, self.checked_mappings(info)).items()
-        others = {
-            shape[-1] for name, shape in shapes if stored_type(name, shape, self.dtype) not in ("f32", self.dtype)
-        }
+        others = {shape[-1] for name, shape in shapes if stored_type(name, shape, own) not in ("f32", own)}
         if widths := ", ".join(map(str, sorted(others))):
-            notes.append(f"{self.dtype} needs rows of a multiple of {BLOCK}; matrices with rows of {widths} are f16")
+            notes.append(f"{own} needs rows of a multiple of {BLOCK}; matrices with rows of {widths} are f16")
         return notes
 
 

@@ -39,9 +39,8 @@ class LlamaBridge(HuggingFaceBridge):
         """What the format cannot express of our layers' windows and of our biases."""
         problems = window_problems(info, self.title)
         if (info.attention.qkv.bias is None) != (getattr(info.attention.out, "bias", None) is None):
-            problems.append(
-                f"only some projections of attention have biases; {self.title} has them on all four or none"
-            )
+            has = f"{self.title} has them on all four or none"
+            problems.append(f"only some projections of attention have biases; {has}")
         return problems
 
     def own_settings(self, info: ModelInfo) -> dict[str, Any]:
@@ -50,6 +49,7 @@ class LlamaBridge(HuggingFaceBridge):
 
     def import_problems(self, config: Any) -> list[str]:
         rope, problems = config.rope_parameters or {}, []
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         if (kind := rope.get("rope_type", "default")) not in ("default", *ROPE_SCALINGS):
             problems.append(f"rotary positions are scaled by '{kind}'; Braid has {', '.join(ROPE_SCALINGS)}")
         if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
@@ -58,7 +58,6 @@ class LlamaBridge(HuggingFaceBridge):
             problems.append(f"hidden_act is '{config.hidden_act}'; Braid's SwiGLU has silu")
         if (size := _head_dim(config)) % 2:
             problems.append(f"head_dim is {size}; rotary positions need an even one")
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         if heads % kv_heads:
             problems.append(f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
         return problems

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, TensorMapping, bridges
 from braidlm.bridges.checkpoint import SINGLE_FILE, Checkpoint, Shapes
-from braidlm.bridges.hugging_face import FolderTarget, read_config
+from braidlm.bridges.hugging_face import read_config
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.differences import changes
 from braidlm.core.errors import BraidError, errors_at
@@ -120,9 +120,16 @@ class ModuleFormerBridge(ExportingBridge):
     single_file = True
 
     def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
-        settings, where = self._settings(path, config_file)
+        if path.is_dir():
+            data, where = read_config(path, "moduleformer"), path / "config.json"
+        elif config_file is not None:
+            data, where = read_json(config_file), config_file
+        else:
+            what = "the tensors do not say how many modules a token uses, nor how many heads a module has"
+            raise BraidError(what, str(path), "Give IBM's configuration with `--config FILE.json`.")
+        known = {field.name for field in fields(ModuleFormerConfig)}  # transformers writes others beside them
         with errors_at(str(where)):
-            config = decode(ModuleFormerConfig, settings)
+            config = decode(ModuleFormerConfig, {name: value for name, value in data.items() if name in known})
         checkpoint = Checkpoint(path)
         if config.tie_word_embeddings and "lm_head.weight" in checkpoint.stored:
             checkpoint.ignore_copy_of_embedding("lm_head.weight", "transformer.wte.weight")
@@ -132,18 +139,6 @@ class ModuleFormerBridge(ExportingBridge):
         ours = BraidConfig(config.architecture(), vocab_size=config.vocab_size, **ids)
         notes = ["dropout inside routers (moe_pdrop) is left out; logits do not change"] if config.moe_pdrop else []
         return OpenedCheckpoint(checkpoint, ours, "the ModuleFormer that the configuration describes", notes)
-
-    def _settings(self, path: Path, config_file: Path | None) -> tuple[dict[str, Any], Path]:
-        """The options that decide about the model; a config.json of transformers has others beside them."""
-        if path.is_dir():
-            data, where = read_config(path, "moduleformer"), path / "config.json"
-        elif config_file is not None:
-            data, where = read_json(config_file), config_file
-        else:
-            what = "the tensors do not say how many modules a token uses, nor how many heads a module has"
-            raise BraidError(what, str(path), "Give IBM's configuration with `--config FILE.json`.")
-        known = {field.name for field in fields(ModuleFormerConfig)}
-        return {name: value for name, value in data.items() if name in known}, where
 
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
         yield TensorMapping("model.embedding.weight", ("transformer.wte.weight",))
@@ -215,8 +210,7 @@ class ModuleFormerBridge(ExportingBridge):
         }
 
     def target(self, info: ModelInfo) -> ExportTarget:
-        shapes = self.foreign_shapes(info, self.checked_mappings(info))
-        return ModuleFormerTarget(shapes, self.settings(info))
+        return ModuleFormerTarget(self.foreign_shapes(info, self.checked_mappings(info)), self.settings(info))
 
 
 def _function(block: dict[str, Any]) -> dict[str, Any]:
@@ -230,7 +224,7 @@ def _function(block: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ModuleFormerTarget(FolderTarget):
+class ModuleFormerTarget(ExportTarget):
     """A folder that IBM's code opens."""
 
     shapes: Shapes

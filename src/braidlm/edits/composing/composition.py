@@ -1,15 +1,14 @@
 """Composing models: the plan, shown before anything is computed, and the origin of every tensor of the result."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from braidlm.core.models.accounting import model_facts, skeleton
-from braidlm.edits.account import Account, Derived, Fresh, Part, columns, parts_of, targets
-from braidlm.edits.composing.layout import Layout, lay_out
+from braidlm.edits.account import Account, Derived, Fresh, Part, columns, targets
+from braidlm.edits.composing.layout import lay_out
 from braidlm.edits.composing.path_models import PathModel, aligned_sections
 from braidlm.inspection.layers import routing_modules
 from braidlm.model.attention.experts import MemberAttentionExperts
@@ -29,34 +28,18 @@ TRAINED_BYTES = 12
 """The bytes that training needs for a parameter beside its own four: gradient and AdamW's moments in float32."""
 
 
-@dataclass
 class Composition:
-    """Paths, the model they become, and the account of every tensor."""
+    """Paths, the model they become, which is on the meta device, and the account of every tensor."""
 
-    paths: Sequence[PathModel]
-    join: Choice
-    layout: Layout
-    model: BraidForCausalLM
-    """On the meta device."""
-    account: Account
-    start: str
-
-    @classmethod
-    def of(
-        cls,
-        paths: Sequence[PathModel],
-        join: Choice,
-        layers: int | None,
-        blocks: int,
-        frozen: Sequence[str],
-        start: str,
-    ) -> "Composition":
-        """Lay the model out, build it on the meta device and account for its tensors."""
-        layout, first = lay_out(paths, join, layers, blocks), paths[0].plain
+    def __init__(
+        self, paths: Sequence[PathModel], join: Choice, layers: int | None, blocks: int, frozen: list[str], start: str
+    ):
+        self.paths, self.join, self.start, first = paths, join, start, paths[0].plain
+        self.layout = lay_out(paths, join, layers, blocks)
         vocab_size = first.config.vocab_size
-        config = BraidConfig(layout.architecture, vocab_size=vocab_size, frozen=list(frozen), **first.token_ids)
-        model = skeleton(config)
-        return cls(paths, join, layout, model, account_for(model, paths), start)
+        config = BraidConfig(self.layout.architecture, vocab_size=vocab_size, frozen=frozen, **first.token_ids)
+        self.model = skeleton(config)
+        self.account = account_for(self.model, paths)
 
     @property
     def shows_routes(self) -> bool:
@@ -93,9 +76,8 @@ class Composition:
             f"  trained      {count:,} ({count / facts['parameters']:.0%})",
             f"  memory       weights {memory}, in training with AdamW {training} (float32, activations on top)",
         ]
-        frozen = {
-            origin.kind: None for name, origin in self.account.fresh.items() if name in {*parameters} - {*trained}
-        }
+        fresh = self.account.fresh.items()
+        frozen = {origin.kind: None for name, origin in fresh if name in {*parameters} - {*trained}}
         return title, details, self._notes(list(frozen), bool(count))
 
     def _alignment(self) -> list[str]:
@@ -117,10 +99,13 @@ class Composition:
     def _notes(self, frozen: list[str], trains: bool) -> list[str]:
         """`frozen` are the kinds of fresh parts that training leaves; without `trains` it leaves all."""
         layers = [module for module in self.model.modules() if isinstance(module, ParallelLayer)]
-        if all(layer.stack is not None for layer in layers):
-            stacking = "the paths have one shape and are computed as one stacked product"
-        else:
-            first, *shapes = map(_shape, self.paths)
+        stacking = "the paths have one shape and are computed as one stacked product"
+        if any(layer.stack is None for layer in layers):
+            first, *shapes = (
+                {"width": path.width, "depth": path.depth}
+                | {part: [section.options[part] for section in path.sections] for part in path.sections[0].options}
+                for path in self.paths
+            )
             differing = ", ".join(key for key in first if any(shape[key] != first[key] for shape in shapes))
             because = f"they differ in {differing}" if differing else "a part of theirs cannot be stacked"
             stacking = f"the paths are computed one by one, which is slower: {because}"
@@ -138,11 +123,6 @@ class Composition:
             nothing = "" if trains else "; nothing is left to train"
             notes.append(f"training will leave as they are: {', '.join(parts)}{also}{nothing}")
         return notes
-
-
-def _shape(path: PathModel) -> dict[str, Any]:
-    options = [section.options for section in path.sections]
-    return {"width": path.width, "depth": path.depth} | {part: [own[part] for own in options] for part in options[0]}
 
 
 POSITIONS = "model.positions.weight"
@@ -163,12 +143,11 @@ def account_for(model: BraidForCausalLM, paths: Sequence[PathModel]) -> Account:
                 # A tied head is the embedding's.
                 saved = {path.name: path.plain.saved(name) for path in paths}
                 having = [path.name for path in paths if saved[path.name] in path.plain.tensors]
-                origins[name] = Derived(parts_of(having, [saved[path] for path in having]), operation)
+                origins[name] = Derived(tuple(Part(path, saved[path]) for path in having), operation)
     if POSITIONS in tensors:
         max_context = max(path.architecture.context for path in paths)
         rows = len(tensors[POSITIONS]) if max_context > len(tensors[POSITIONS]) else None
-        parts = parts_of([path.name for path in paths], [POSITIONS] * len(paths))
-        origins[POSITIONS] = Derived(parts, "side by side", rows)
+        origins[POSITIONS] = Derived(tuple(Part(path.name, POSITIONS) for path in paths), "side by side", rows)
     sections = iter(aligned_sections(paths))
     for number, stage in enumerate(model.model.stages):
         address = f"model.stages.{number}"
@@ -228,10 +207,8 @@ def in_stack(block: Any, name: str) -> tuple[str | None, str, str]:
     routed = isinstance(block.feed, RoutedFeedStack)
     if routed and name.startswith("feed.bank."):
         return None, name, "one after another"
-    for part, is_by_member in (
-        ("feed.router", routed),
-        ("attention", isinstance(block.attention, MemberAttentionExperts)),
-    ):
+    by_member = {"feed.router": routed, "attention": isinstance(block.attention, MemberAttentionExperts)}
+    for part, is_by_member in by_member.items():
         if is_by_member and name.startswith(f"{part}."):
             member, _, own = name.removeprefix(f"{part}.").partition(".")
             return member, f"{part}.{own}", "as it is"
@@ -257,15 +234,9 @@ def initialise_as_mean(model: nn.Module) -> None:
     """Set projections and joins to pass on their inputs; routers, and joins of other packages, stay as they are."""
     layers = [module for module in model.modules() if isinstance(module, ParallelLayer)]
     widths = layers[0].widths
+    passing = {ProjectStage: "linear", SharedLinear: "linear", GumbelJoin: "combine", SameWidthJoin: "out"}
     for module in model.modules():
-        passing: list[Any] = []
-        if isinstance(module, (ProjectStage, SharedLinear)):
-            passing.append(module.linear)
-        elif isinstance(module, GumbelJoin):
-            passing.append(module.combine)
-        if isinstance(module, SameWidthJoin):
-            passing.append(module.out)
-        for linear in passing:
+        for linear in (getattr(module, part) for kind, part in passing.items() if isinstance(module, kind)):
             if linear is not None:
                 linear.weight.copy_(_passing(linear.out_features, linear.in_features, widths))
     for layer in layers:

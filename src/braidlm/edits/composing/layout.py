@@ -42,14 +42,11 @@ def lay_out(paths: Sequence[PathModel], join: Choice, layers: int | None, blocks
         note = f"{join.kind}: the models stay as they are, and the probabilities that they give are {how}"
         return replace(apart, architecture=apart.architecture | averaged_ends(paths, join), notes=[note, *apart.notes])
     width, widest = sum(path.width for path in paths), max(paths, key=lambda path: path.width)
-    notes: list[str] = []
-    full_width = []
+    full_width, inner, notes, depth = [], [], [], 0
     if blocks:
         options, note = full_width_block(widest, width)
         full_width = [{"block": {**options, "layers": blocks}}]
         notes.append(f"full-width blocks are like those of '{widest.name}': {note}")
-    inner: list[dict[str, Any]] = []
-    depth = 0
     for sections in aligned_sections(paths):
         here = min(len(section.blocks) for section in sections) if layers is None else layers
         stages, inner_notes = _parallel(paths, sections, join, here, width)

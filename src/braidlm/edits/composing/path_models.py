@@ -89,7 +89,9 @@ def name_paths(models: Sequence[OpenedBraid], names: Sequence[str] | None) -> li
     if names is not None and len(names) != len(models):
         what = f"{len(names)} names were given for {len(models)} paths"
         raise BraidError(what, todo="Give each path a name with `--names`, or none.")
-    names = [_valid(one.title) for one in models] if names is None else list(names)
+    if names is None:
+        names = [re.sub(r"[^\w-]+", "_", one.title).strip("_-") or "path" for one in models]
+        names = [name if name.replace("-", "_").isidentifier() else f"path_{name}" for name in names]
     for name in sorted(names):
         if names.count(name) > 1:
             same = " and ".join(str(one.folder) for own, one in zip(names, models, strict=True) if own == name)
@@ -98,12 +100,7 @@ def name_paths(models: Sequence[OpenedBraid], names: Sequence[str] | None) -> li
         PathConfig(name=name)  # checks the name's characters
         if hasattr(nn.ModuleDict(), name):  # paths are kept in a ModuleDict, whose own attributes are reserved
             raise BraidError(f"a path cannot be called '{name}': torch reserves that name", todo="Use `--names`.")
-    return names
-
-
-def _valid(title: str) -> str:
-    name = re.sub(r"[^\w-]+", "_", title).strip("_-") or "path"
-    return name if name.replace("-", "_").isidentifier() else f"path_{name}"
+    return list(names)
 
 
 def check_tokenizers(models: Sequence[OpenedBraid], names: Sequence[str]) -> None:
@@ -185,8 +182,7 @@ def composed_end(registry: Registry, choices: Sequence[Choice]) -> Choice | None
 
 
 def _described(choice: Choice) -> str:
-    encoded = encode(choice)
-    options = ", ".join(f"{key} {value}" for key, value in encoded.items() if key != "kind")
+    options = ", ".join(f"{key} {value}" for key, value in encode(choice).items() if key != "kind")
     return f"{choice.kind} ({options})" if options else choice.kind
 
 
@@ -261,7 +257,7 @@ def averaged_ends(paths: Sequence[PathModel], join: Choice) -> dict[str, Any]:
     if 0 < len(having) < len(paths):
         raise BraidError(f"the heads of some models have a bias ({', '.join(having)}), and others have none")
     parts = [{"name": path.name, "width": path.width} for path in paths]
-    norms = [{**part, "norm": encode(path.architecture.norm)} for part, path in zip(parts, paths, strict=True)]
+    norms = [part | {"norm": encode(path.architecture.norm)} for part, path in zip(parts, paths, strict=True)]
     head = {"kind": join.kind, "paths": parts, "bias": bool(having), **encode(join.options)}
     return {"norm": {"kind": "per_path", "paths": norms}, "head": head}
 

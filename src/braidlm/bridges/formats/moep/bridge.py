@@ -58,7 +58,11 @@ class MoepBridge(Bridge):
         if problems := config.contradictions(structure.sizes):
             what = f"this configuration contradicts the tensors:{bullet_list(problems)}"
             raise BraidError(what, where, "Weights and configuration must come from the same model.")
-        tied = _resolve_tied_head(structure.outer, config, checkpoint)
+        tensors, tied = structure.outer.tensors, bool(config.data.get("tie_word_embeddings", True))
+        if tied and (head := tensors.get(("head", "weight"))) is not None:
+            tied = checkpoint.ignore_copy_of_embedding(head, tensors["embedding", "weight"])
+            if not tied:
+                config.notes.append("the weights hold a head of their own, not the embedding: it is kept, untied")
         mapper = _Mapper(structure, checkpoint.shapes)
         self.opened = mapper.map_all(tied)
         if mapper.problems:
@@ -113,12 +117,7 @@ KEYS = {
     "heads": HEADS,
     "heads of parallel blocks": _of_narrow(*HEADS),
     "size of a head": ("head_dim", "head_size", "d_head"),
-    "blocks in a layer": (
-        *(f"{one}_top_k" for one in BLOCKS),
-        *(f"top_k_{one}" for one in BLOCKS),
-        "top_k_paths",
-        *TOP_K,
-    ),
+    "blocks in a layer": (*(f"{one}_top_k" for one in BLOCKS), *(f"top_k_{one}" for one in (*BLOCKS, "paths")), *TOP_K),
     "experts": (*(f"{one}_top_k" for one in EXPERTS), *(f"top_k_{one}" for one in EXPERTS), *TOP_K),
     "balance": (*BALANCE, "load_balance_weight", "balance_weight"),
     "eps": ("layer_norm_epsilon", "layer_norm_eps", "norm_eps", "eps"),
@@ -208,7 +207,7 @@ def architecture(structure: MoepStructure, config: MoepConfig, tied: bool) -> di
     """Our architecture for a checkpoint."""
     heads, parallel_heads = config.heads(structure.width, structure.narrow)
     feed, layer = config.feed(structure.gated), structure.layers[0]
-    std = config.read("initializer_range", None, float) or 0.02
+    std, eps = config.read("initializer_range", None, float) or 0.02, config.read("eps", None, float) or 1e-5
     dropout = config.read("dropout", 0.1, float)  # the paper's
     parallel = {
         "layers": len(structure.layers),
@@ -231,11 +230,7 @@ def architecture(structure: MoepStructure, config: MoepConfig, tied: bool) -> di
         "dropout": {ours: config.read(theirs, dropout, float) for ours, theirs in DROPOUT.items()},
         "initialisation": {"kind": "normal", "std": std, "carriers": std},
         "block": {
-            "norm": {
-                "kind": "layer",
-                "eps": config.read("eps", None, float) or 1e-5,
-                "bias": structure.has_bias(*NORMS),
-            },
+            "norm": {"kind": "layer", "eps": eps, "bias": structure.has_bias(*NORMS)},
             "attention": {"heads": heads, "bias": structure.has_bias(*ATTENTION_PARTS)},
             "feed": {**feed, "hidden": structure.hidden, "bias": structure.has_bias(*FEED)},
         },
@@ -247,19 +242,6 @@ def architecture(structure: MoepStructure, config: MoepConfig, tied: bool) -> di
             *([{"block": {"layers": len(structure.after)}}] if structure.after else []),
         ],
     }
-
-
-def _resolve_tied_head(outer: Module, config: MoepConfig, checkpoint: Checkpoint) -> bool:
-    """Whether the head is tied to the embedding; a stored head is compared with it."""
-    key, tied = ("head", "weight"), config.data.get("tie_word_embeddings", True)
-    if key not in outer.tensors:
-        return bool(tied)
-    if tied is False:
-        return False
-    if checkpoint.ignore_copy_of_embedding(outer.tensors[key], outer.tensors["embedding", "weight"]):
-        return True
-    config.notes.append("the weights hold a head of their own, not the embedding: it is kept, untied")
-    return False
 
 
 ROUTERS = "routers"
@@ -335,12 +317,7 @@ class _Mapper:
         self._map(f"{ours}.out", modules, ("down",), bias, (family, hidden, outputs))
 
     def _map(
-        self,
-        ours: str,
-        modules: list[Module],
-        parts: tuple[str, ...],
-        bias: bool,
-        matrix: tuple[str, int, int] = ("", 0, 0),
+        self, ours: str, modules: list[Module], parts: tuple[str, ...], bias: bool, matrix: Any = ("", 0, 0)
     ) -> None:
         """Map the parts of these modules to one tensor of ours; a `matrix` has a family, and inputs and outputs that
         all parts together have."""

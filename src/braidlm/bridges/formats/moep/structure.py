@@ -101,6 +101,11 @@ class Bank:
         return self.members[0].list_name
 
     @property
+    def number(self) -> int:
+        """The number of the module whose list the bank is, such as a layer's."""
+        return Module(self.list_name).number
+
+    @property
     def gated(self) -> bool:
         return any(member.has("gate", "gate and up") for member in self.members)
 
@@ -248,10 +253,6 @@ def _check_numbers(what: str, banks: Sequence[Bank]) -> None:
         raise _refusal(*problems)
 
 
-def _number_of_layer(layer: Bank) -> int:
-    return Module(layer.list_name).number
-
-
 def _layers(blocks: Iterable[Module]) -> tuple[list[Bank], list[Module]]:
     """The parallel layers, each of which is a list of blocks inside a numbered module, and the other blocks."""
     layers: list[Bank] = []
@@ -262,11 +263,11 @@ def _layers(blocks: Iterable[Module]) -> tuple[list[Bank], list[Module]]:
             layers.append(Bank(members))
         else:
             wide += members
-    layers.sort(key=_number_of_layer)
+    layers.sort(key=lambda layer: layer.number)
     if not layers:
         raise _refusal("there are no parallel blocks (such as layers.0.blocks.0.ln_1.weight)")
     _check_numbers("blocks", layers)
-    numbers = list(map(_number_of_layer, layers))
+    numbers = [layer.number for layer in layers]
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         raise _refusal(f"the parallel layers have the numbers {numbers}: one is missing, or there is one twice")
     return layers, wide
@@ -279,9 +280,9 @@ def _split_wide_blocks(wide: list[Module], layers: list[Bank]) -> tuple[list[Mod
     for block in wide:
         words = set(block.name.replace(".", "_").lower().split("_"))
         number = block.number if block.name.split(".")[0] == top_level else -1
-        if (words & FIRST and not words & LAST) or 0 <= number < _number_of_layer(layers[0]):
+        if (words & FIRST and not words & LAST) or 0 <= number < layers[0].number:
             before.append(block)
-        elif (words & LAST and not words & FIRST) or number > _number_of_layer(layers[-1]):
+        elif (words & LAST and not words & FIRST) or number > layers[-1].number:
             after.append(block)
         else:
             unclear.append(block)
