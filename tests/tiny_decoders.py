@@ -15,11 +15,12 @@ from transformers import (
     Qwen2Config,
 )
 
+from braidlm.core.files import atomic_folder
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.opening.decoder import decoder_by_name
-from braidlm.opening.gated_folders import save_adapter, weights_sha256
+from braidlm.opening.gated_folders import weights_sha256, write_adapter_files
 from braidlm.opening.gating import attach
 
 SIZES: dict[str, Any] = {
@@ -67,3 +68,10 @@ def save_gates(base: Path, folder: Path, kind: Any = "vector", moved: float = 0.
             if ".gate." in name and moved:
                 parameter.normal_(std=moved)
     return save_adapter(model, folder, str(base), weights_sha256(base), {"made_by": "a test"})
+
+
+def save_adapter(model: Any, folder: Path, base: str, base_sha256: str | None, lineage: dict[str, Any]) -> Path:
+    """Write the gates of a decoder, in one atomic step."""
+    with atomic_folder(folder) as scratch:
+        write_adapter_files(model, scratch, base, base_sha256, lineage, folder.name)
+    return folder

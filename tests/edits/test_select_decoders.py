@@ -14,9 +14,10 @@ from braidlm.edits.edit import edit
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.opening.decoder import decoder_by_name
-from braidlm.opening.gated_folders import read_adapter, save_adapter, weights_sha256, write_decoder
+from braidlm.opening.gated_folders import read_adapter, weights_sha256, write_decoder
 from braidlm.opening.gating import attach, gates_of, without
 from tests.edits.small_models import text_file
+from tests.tiny_decoders import save_adapter
 from tests.tiny_models import random_ids, randomised
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 5, "num_attention_heads": 4}

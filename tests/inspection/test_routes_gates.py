@@ -13,10 +13,11 @@ import braidlm
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.opening.gated_folders import save_adapter, weights_sha256
+from braidlm.opening.gated_folders import weights_sha256
 from braidlm.opening.gating import attach, gates_of
 from tests.inspection.path_models import saved
 from tests.report_pages import charts_of
+from tests.tiny_decoders import save_adapter
 from tests.tiny_models import randomised, tiny_model
 
 VOCABULARY = bytes_tokenizer().vocab_size

@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.opening.gated_folders import is_adapter, load_adapter, read_adapter, save_adapter, weights_sha256
+from braidlm.opening.gated_folders import is_adapter, load_adapter, read_adapter, weights_sha256
 from braidlm.opening.gating import attach, detach, gates_of
 from tests.opening.random_decoders import CONFIGS, DEPTH, open_gates, tiny_decoder, token_ids
+from tests.tiny_decoders import save_adapter
 
 
 def saved(

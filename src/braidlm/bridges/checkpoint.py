@@ -118,12 +118,11 @@ def _torch_file(path: Path) -> dict[str, StoredTensor]:
     """The state dict in a file that `torch.save` wrote: all of it, or the one under a key beside other things."""
     data = _load_torch_file(path)
     parts = {None: data, **data} if isinstance(data, dict) else {}
+    filled = {key: part for key, part in parts.items() if isinstance(part, dict) and part}
     found = {
         key: part
-        for key, part in parts.items()
-        if isinstance(part, dict)
-        and part
-        and all(isinstance(x, str) and isinstance(y, Tensor) for x, y in part.items())
+        for key, part in filled.items()
+        if all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in part.items())
     }
     known = [key for key in (None, *STATE_DICT_KEYS) if key in found] or (list(found) if len(found) == 1 else [])
     if not known:

@@ -22,7 +22,7 @@ from braidlm import __version__
 from braidlm.bridges.rope import older_rope_settings
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError, errors_at
-from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
+from braidlm.core.files import sha256_of, write_json, write_text
 from braidlm.core.models.card import model_card
 from braidlm.core.models.folders import load_lineage, write_lineage
 from braidlm.core.models.integrity import (
@@ -97,15 +97,6 @@ def gates_config_of(model: PreTrainedModel) -> GatesConfig:
     if not gates:
         raise BraidError("this model has no gates", todo="Add some: `braid edit gate MODEL --out DIR`.")
     return GatesConfig(next(iter(gates.values())).choice, list(gates))
-
-
-def save_adapter(
-    model: PreTrainedModel, folder: Path | str, base: str, base_sha256: str | None, lineage: dict[str, Any]
-) -> Path:
-    """Write the gates of a decoder, in one atomic step."""
-    with atomic_folder(folder) as scratch:
-        write_adapter_files(model, scratch, base, base_sha256, lineage, Path(folder).name)
-    return Path(folder)
 
 
 def write_adapter_files(

@@ -118,10 +118,8 @@ class OpenedModel(ABC):
             tokenizer = self.tokenizer
         except BraidError as error:
             what = "this model folder has no tokenizer that can be read"
-            todo = (
-                "Put the tokenizer.json that the model was trained with into the folder. (Of a model of transformers:"
-            )
-            python = "`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes it.)"
+            todo = "Put the tokenizer.json that the model was trained with into the folder. (Of a model of"
+            python = "transformers: `AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes it.)"
             raise BraidError(what, str(self.folder), f"{todo} {python}") from error
         self.check()
         check_vocabulary(self.vocab_size, tokenizer, str(self.folder))

@@ -10,16 +10,8 @@ from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.model_info import ModelInfo, stack_problems, window_problems
 
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_new",
-    "gelu_fast": "gelu_new",
-    "gelu_accurate": "gelu_new",
-    "gelu_pytorch_tanh": "gelu_new",
-    "gelu_python_tanh": "gelu_new",
-    "relu": "relu",
-}
+TANH = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh")
+ACTIVATIONS = {"gelu": "gelu", "gelu_python": "gelu", "relu": "relu"} | dict.fromkeys(TANH, "gelu_new")
 """Transformers' names, several of which mean the same function, and ours."""
 KNOWN = ", ".join(sorted(set(ACTIVATIONS.values())))
 
@@ -88,9 +80,7 @@ class GPT2Bridge(HuggingFaceBridge):
 
     def export_problems(self, info: ModelInfo) -> list[str]:
         problems = stack_problems(info, self.title, "learned", "layer", "mlp")
-        if not info.is_stack:
-            return problems
-        if info.block.attention.kind == "softmax":
+        if info.is_stack and info.block.attention.kind == "softmax":
             heads, kv_heads, size = info.attention.heads, info.attention.kv_heads, info.attention.head_dim
             problems += window_problems(info, self.title)
             if kv_heads != heads:
@@ -127,6 +117,6 @@ class GPT2Bridge(HuggingFaceBridge):
                 is_matrix = kind == "weight" and "norm" not in our_name
                 theirs = f"transformer.h.{number}.{their_name}.{kind}"
                 yield TensorMapping(f"{ours}.{our_name}.{kind}", (theirs,), transposed=is_matrix)
-        yield TensorMapping("model.norm.weight", ("transformer.ln_f.weight",))
-        yield TensorMapping("model.norm.bias", ("transformer.ln_f.bias",))
+        for kind in ("weight", "bias"):
+            yield TensorMapping(f"model.norm.{kind}", (f"transformer.ln_f.{kind}",))
         yield TensorMapping("head.weight", (self.head,))

@@ -117,13 +117,12 @@ class Structure:
         if paths == 1:
             what = "with one path the tensors do not tell which Gumbel join this is; Braid imports two or more"
             raise BraidError(what)
-        kinds = {width: V1, paths * width: V2}
-        if read not in kinds:
-            raise BraidError(
-                f"layers.1.MoE.router.weight is {[choices, read]}: it reads neither the combination of the paths "
-                f"({width} channels, Gumbel v1) nor all {paths} paths side by side ({paths * width}, Gumbel v2)"
-            )
-        return kinds[read]
+        if read in (kinds := {width: V1, paths * width: V2}):
+            return kinds[read]
+        raise BraidError(
+            f"layers.1.MoE.router.weight is {[choices, read]}: it reads neither the combination of the paths "
+            f"({width} channels, Gumbel v1) nor all {paths} paths side by side ({paths * width}, Gumbel v2)"
+        )
 
     def is_path_of(self, config: PaPaformerConfig) -> bool:
         """Whether the tensors are one path of the model that the configuration describes."""
@@ -137,9 +136,9 @@ class Structure:
             expected |= {"dim": self.width, "path_dim": parallel.width, "n_layers": None}
             expected |= {"parallel_layers": parallel.layers, "paths": parallel.paths}
             feeds.append((parallel.width, parallel.hidden))
-        else:
-            if not self.is_path_of(config):
-                expected |= {"dim": self.width, "path_dim": self.width, "parallel_layers": None, "paths": None}
+        elif not self.is_path_of(config):
+            expected |= {"dim": self.width, "path_dim": self.width, "parallel_layers": None, "paths": None}
+        if parallel is None:
             expected["n_layers"] = self.blocks
         problems = []
         for name, size in expected.items():
@@ -147,10 +146,11 @@ class Structure:
                 tensors = f"are those of {self.description}" if size is None else f"say {size}"
                 problems.append(f"{name} is {value}, the tensors {tensors}")
         factor = config.ffn_multiplier
-        for width, hidden in feeds:
-            if factor is not None and abs(factor * width - hidden) >= 1:  # a fraction is rounded down
-                inside = f"the tensors have {hidden} channels inside for a width of {width}"
-                problems.append(f"ffn_multiplier is {factor:g}, {inside}")
+        problems += [
+            f"ffn_multiplier is {factor:g}, the tensors have {hidden} channels inside for a width of {width}"
+            for width, hidden in feeds
+            if factor is not None and abs(factor * width - hidden) >= 1  # a fraction is rounded down
+        ]
         if config.pad_id is not None and not 0 <= config.pad_id < self.vocab_size:
             problems.append(f"pad_id is {config.pad_id}, the embedding has {self.vocab_size} rows")
         return problems
@@ -177,8 +177,7 @@ class Structure:
         """The option that has the heads of a path or dense model: the one for its width, else the only one set."""
         if self.is_path_of(config) or (config.n_heads is None and config.path_heads is not None):
             return "path_heads"
-        widths_tell = config.dim is not None and config.dim != config.path_dim
-        if config.path_heads not in (None, config.n_heads) and not widths_tell:
+        if config.path_heads not in (None, config.n_heads) and config.dim in (None, config.path_dim):
             raise BraidError("n_heads and path_heads differ, and no width says which of them is meant; give one")
         return "n_heads"
 
@@ -186,14 +185,8 @@ class Structure:
         """Our stages for the model."""
         if (parallel := self.parallel) is None:
             return [{"block": {"layers": self.blocks}}]
-        options = {
-            "layers": parallel.layers,
-            "paths": parallel.paths,
-            "attention": {"heads": heads[1]},
-            "feed": {"hidden": parallel.hidden},
-            "join": parallel.join,
-            "to": self.width,
-        }
+        options = {"layers": parallel.layers, "paths": parallel.paths, "join": parallel.join, "to": self.width}
+        options |= {"attention": {"heads": heads[1]}, "feed": {"hidden": parallel.hidden}}
         # Their Gumbel models end in a matrix even where no width changes; our joins do not: it is a stage of its own.
         extra = parallel.join != SHARED and parallel.width == self.width
         grow = [{"project": {"to": self.width}}] if extra else []

@@ -294,17 +294,17 @@ def _split_wide_blocks(wide: list[Module], layers: list[Bank]) -> tuple[list[Mod
     return before, after
 
 
-def _bare_name(name: str) -> str:
-    """The name that a router and its bank share: `shrink` for `shrink.experts`, `router_shrink` and the like."""
-    return "_".join(word for word in re.split(r"[._]+", re.sub(BARE, "", name)) if word)
-
-
 def _assign_routers(layers: list[Bank], experts: list[Bank], routers: dict[str, Module]) -> None:
     """Give each bank the router that shares its name; the remaining routers go to the layers in their order."""
+
+    def bare(name: str) -> str:
+        """The name that a router and its bank share: `shrink` for `shrink.experts`, `router_shrink` and the like."""
+        return "_".join(word for word in re.split(r"[._]+", re.sub(BARE, "", name)) if word)
+
     remaining, without, problems = dict(routers), [], []
     for bank in (*experts, *layers):
-        names = {_bare_name(bank.list_name), _bare_name(bank.list_name.rpartition(".")[0])} - {""}
-        candidates = [name for name in remaining if _bare_name(name) in names]
+        names = {bare(bank.list_name), bare(bank.list_name.rpartition(".")[0])} - {""}
+        candidates = [name for name in remaining if bare(name) in names]
         if len(candidates) > 1:
             problems.append(f"{' and '.join(candidates)} both look like the router of {bank.list_name}")
         if candidates:
@@ -354,7 +354,7 @@ def _name_numbered(module: Module, shapes: Shapes) -> None:
     """Name numbered matrices: of two the first is up; of three the odd shape is down, and the gate is first."""
     numbered = sorted(part for part, kind in module.tensors if part.startswith("numbered") and kind == "weight")
     names = [module.tensors[part, "weight"] for part in numbered]
-    sizes = [shapes[name] for name in names]
+    sizes, parts = [shapes[name] for name in names], {}
     down = [part for part, size in zip(numbered, sizes, strict=True) if sizes.count(size) == 1]
     if len(numbered) == 2:
         parts = dict(zip(numbered, ("up", "down"), strict=True))
@@ -363,6 +363,4 @@ def _name_numbered(module: Module, shapes: Shapes) -> None:
         parts = {gate: "gate", up: "up", down[0]: "down"}
     elif numbered:
         raise _refusal(f"which of these is gate, up and down, neither names nor shapes tell: {', '.join(names)}")
-    else:
-        return
     module.tensors = {(parts.get(part, part), kind): name for (part, kind), name in module.tensors.items()}
