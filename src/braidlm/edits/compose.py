@@ -1,7 +1,6 @@
 """The verb `compose`: models that were trained apart become the paths of one."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,13 +8,12 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
-from braidlm.edits.composing.composition import STARTS, Composition, initialise_as_mean
+from braidlm.edits.composing.composition import STARTS, fresh_parts, plan_composition, shows_routes
 from braidlm.edits.composing.layout import lay_out
 from braidlm.edits.composing.path_models import (
     PathModel,
     averages,
     check_alone,
-    check_averaged,
     check_no_layout,
     check_together,
     check_tokenizers,
@@ -27,6 +25,7 @@ from braidlm.model.config.braid_config import Architecture, BraidConfig, read_ar
 from braidlm.model.config.ranges import Layers, LayersOrZero, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
+from braidlm.model.paths.parallel import ParallelStage
 from braidlm.model.paths.switches import FREEZABLE
 from braidlm.opening.names import find_sources, is_hub_name
 from braidlm.opening.open import open_model
@@ -84,19 +83,15 @@ def compose(
         model.check_editable()
         check_alone(path, str(model.folder), averaged)
     check_together(paths)
-    composition = Composition(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)
-    title, details, notes = composition.lines()
-    finish = initialise_as_mean if start == "mean" and not averaged else None
-    check = partial(check_averaged, paths) if averaged else None
-    account = composition.account
-    plan = EditPlan(title, composition.model, account, notes, details, path_names, finish=finish, check=check)
-    options = {"join": encode(join_choice), "layers": composition.layout.layers, "blocks": blocks}
-    options |= {"freeze": list(freeze), "start": start, "seed": seed}
+    plan = plan_composition(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)
+    depth = sum(len(stage.layers) for stage in plan.model.model.stages if isinstance(stage, ParallelStage))
+    options = {"join": encode(join_choice), "layers": depth, "blocks": blocks, "freeze": list(freeze)}
+    options |= {"start": start, "seed": seed}
     record = {"made_by": "braid compose", "options": options}
     by_name = dict(zip(path_names, models, strict=True))
     folder = carry_out(plan, by_name, models[0].tokenizer, out, record, dry_run)
     if folder is not None:
-        console.say(_what_next(composition, folder))
+        console.say(_what_next(plan, join_choice.kind, paths, folder))
     return folder
 
 
@@ -128,17 +123,17 @@ def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:
     return [part for part in FREEZABLE if part in parts]
 
 
-def _what_next(composition: Composition, folder: Path) -> str:
-    if composition.join.kind in averages:
-        shares = f": `braid train RECIPE start_from={folder}`" if composition.fresh_parts else ""
+def _what_next(plan: EditPlan, join: str, paths: Sequence[PathModel], folder: Path) -> str:
+    fresh, train = ", ".join(fresh_parts(plan.account)), f"`braid train RECIPE start_from={folder}`"
+    if join in averages:
         return (
-            f"Its probabilities are the models', {averages[composition.join.kind].how}{shares}. "
+            f"Its probabilities are the models', {averages[join].how}{f': {train}' if fresh else ''}. "
             f"`braid eval` measures it beside them, and `training.distill={{teachers: [{folder}]}}` makes a model of "
             "one's size of it."
         )
-    fresh = ", ".join(composition.fresh_parts)
-    shown = "`braid routes RUN` shows who goes where" if composition.shows_routes else "`braid eval RUN` measures it"
+    routed = shows_routes(plan.model, paths)
+    shown = "`braid routes RUN` shows who goes where" if routed else "`braid eval RUN` measures it"
     return (
-        f"The fresh parts ({fresh}) are not trained yet: train them with "
-        f"`braid train RECIPE start_from={folder}` on text of every path's kind. Then {shown}."
+        f"The fresh parts ({fresh}) are not trained yet: train them with {train} on text of every path's kind. "
+        f"Then {shown}."
     )

@@ -1,6 +1,7 @@
 """Composing models: the plan, shown before anything is computed, and the origin of every tensor of the result."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.edits.account import Account, Derived, Fresh, Part, columns, targets
 from braidlm.edits.composing.layout import lay_out
-from braidlm.edits.composing.path_models import PathModel, aligned_sections
+from braidlm.edits.composing.path_models import PathModel, aligned_sections, averages, check_averaged
+from braidlm.edits.edit import EditPlan
 from braidlm.inspection.layers import routing_modules
 from braidlm.model.attention.experts import MemberAttentionExperts
 from braidlm.model.config.braid_config import BraidConfig
@@ -28,101 +30,93 @@ TRAINED_BYTES = 12
 """The bytes that training needs for a parameter beside its own four: gradient and AdamW's moments in float32."""
 
 
-class Composition:
-    """Paths, the model they become, which is on the meta device, and the account of every tensor."""
+def plan_composition(
+    paths: Sequence[PathModel], join: Choice, layers: int | None, blocks: int, frozen: list[str], start: str
+) -> EditPlan:
+    """Lay the model out, build it on the meta device and account for its tensors."""
+    layout, first, names = lay_out(paths, join, layers, blocks), paths[0].plain, [path.name for path in paths]
+    vocab_size = first.config.vocab_size
+    config = BraidConfig(layout.architecture, vocab_size=vocab_size, frozen=frozen, **first.token_ids)
+    model, averaged = skeleton(config), join.kind in averages
+    title = f"Compose {' + '.join(names)}: width {config.hidden_size}, join {join.kind}"
+    account, parameters = account_for(model, paths), dict(model.named_parameters())
+    count = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
+    facts = model_facts(model)
+    weights = facts["memory"]["weights_float32"]
+    memory, training = (f"{amount / 1e6:,.1f} MB" for amount in (weights, weights + TRAINED_BYTES * count))
+    stages = []
+    for choice in config.decoded.stages:  # `block x 2` or `project to 64`
+        depth, to = getattr(choice.options, "layers", None), getattr(choice.options, "to", None)
+        stages.append(" ".join(filter(None, (choice.kind, depth and f"x {depth}", to and f"to {to}"))))
+    details = [
+        f"  stages: {', '.join(stages)}",
+        *_alignment(model, paths),
+        f"  parameters   {facts['parameters']:,}, {facts['active_parameters']:,} active for a token",
+        f"  trained      {count:,} ({count / facts['parameters']:.0%})",
+        f"  memory       weights {memory}, in training with AdamW {training} (float32, activations on top)",
+    ]
+    notes = [*layout.notes, _stacking(model, paths)]
+    if kinds := [kind for kind in fresh_parts(account) if kind in ("projections", "joins")]:
+        notes.append(f"{' and '.join(kinds)} begin {STARTS[start]}")
+    sources = {path.name: path.source for path in paths if path.source is not None}
+    notes += [f"'{name}': {note}" for name, source in sources.items() for note in source.notes]
+    roles = {name: source.tokenizer.identity()["roles"] for name, source in sources.items()}
+    if differing := ", ".join(name for name, own in roles.items() if own != roles[names[0]]):
+        notes.append(f"special tokens have other roles in {differing}; those of '{names[0]}' count")
+    if parts := ", ".join(config.frozen):
+        still = {name for name, parameter in parameters.items() if not parameter.requires_grad}
+        left = [origin.kind for name, origin in account.fresh.items() if name in still]
+        also = f" (so also the fresh {', '.join(dict.fromkeys(left))})" if left else ""
+        nothing = "" if count else "; nothing is left to train"
+        notes.append(f"training will leave as they are: {parts}{also}{nothing}")
+    finish = initialise_as_mean if start == "mean" and not averaged else None
+    check = partial(check_averaged, paths) if averaged else None
+    return EditPlan(title, model, account, notes, details, names, finish=finish, check=check)
 
-    def __init__(
-        self, paths: Sequence[PathModel], join: Choice, layers: int | None, blocks: int, frozen: list[str], start: str
-    ):
-        self.paths, self.join, self.start, first = paths, join, start, paths[0].plain
-        self.layout = lay_out(paths, join, layers, blocks)
-        vocab_size = first.config.vocab_size
-        config = BraidConfig(self.layout.architecture, vocab_size=vocab_size, frozen=frozen, **first.token_ids)
-        self.model = skeleton(config)
-        self.account = account_for(self.model, paths)
 
-    @property
-    def shows_routes(self) -> bool:
-        """Whether `braid routes` can tell which path a token takes: there is a router, or paths as wide as the join."""
-        widths = {path.width for path in self.paths}
-        return any(
-            not isinstance(one, Join) or hasattr(one, "router") or widths == {one.width_out}
-            for one in routing_modules(self.model)
-        )
+def fresh_parts(account: Account) -> list[str]:
+    """The kinds of part that are newly initialised."""
+    return list(dict.fromkeys(origin.kind for origin in account.fresh.values()))
 
-    @property
-    def fresh_parts(self) -> list[str]:
-        """The kinds of part that are newly initialised."""
-        return list(dict.fromkeys(origin.kind for origin in self.account.fresh.values()))
 
-    def lines(self) -> tuple[str, list[str], list[str]]:
-        """The title of the plan, its details and its notes."""
-        config, stages = self.model.config, []
-        for choice in config.decoded.stages:  # `block x 2` or `project to 64`
-            layers, to = getattr(choice.options, "layers", None), getattr(choice.options, "to", None)
-            stages.append(" ".join(filter(None, (choice.kind, layers and f"x {layers}", to and f"to {to}"))))
-        names = " + ".join(path.name for path in self.paths)
-        title = f"Compose {names}: width {config.hidden_size}, join {self.join.kind}"
-        parameters = dict(self.model.named_parameters())
-        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-        count = sum(parameter.numel() for parameter in trained.values())
-        facts = model_facts(self.model)
-        weights = facts["memory"]["weights_float32"]
-        memory, training = (f"{amount / 1e6:,.1f} MB" for amount in (weights, weights + TRAINED_BYTES * count))
-        details = [
-            f"  stages: {', '.join(stages)}",
-            *self._alignment(),
-            f"  parameters   {facts['parameters']:,}, {facts['active_parameters']:,} active for a token",
-            f"  trained      {count:,} ({count / facts['parameters']:.0%})",
-            f"  memory       weights {memory}, in training with AdamW {training} (float32, activations on top)",
-        ]
-        fresh = self.account.fresh.items()
-        frozen = {origin.kind: None for name, origin in fresh if name in {*parameters} - {*trained}}
-        return title, details, self._notes(list(frozen), bool(count))
+def shows_routes(model: BraidForCausalLM, paths: Sequence[PathModel]) -> bool:
+    """Whether `braid routes` can tell which path a token takes: there is a router, or paths as wide as the join."""
+    widths = {path.width for path in paths}
+    return any(
+        not isinstance(one, Join) or hasattr(one, "router") or widths == {one.width_out}
+        for one in routing_modules(model)
+    )
 
-    def _alignment(self) -> list[str]:
-        """Which of each path's blocks, counted from 0, are in which layer."""
-        rows = [["blocks in", *(f"{path.name} (width {path.width}, {path.depth} blocks)" for path in self.paths)]]
-        before = [0] * len(self.paths)
-        stages = [stage for stage in self.model.model.stages if isinstance(stage, ParallelStage)]
-        for stage, sections in zip(stages, aligned_sections(self.paths), strict=True):
-            depths = [len(section.blocks) for section in sections]
-            for layer in range(len(stage.layers)):
-                cells = [f"layer {len(rows) - 1}"]
-                for first, depth in zip(before, depths, strict=True):
-                    blocks = (str(first + block) for block in blocks_in_layer(depth, len(stage.layers), layer))
-                    cells.append(", ".join(blocks) or "none: passes on what it reads")
-                rows.append(cells)
-            before = [first + depth for first, depth in zip(before, depths, strict=True)]
-        return columns(rows)
 
-    def _notes(self, frozen: list[str], trains: bool) -> list[str]:
-        """`frozen` are the kinds of fresh parts that training leaves; without `trains` it leaves all."""
-        layers = [module for module in self.model.modules() if isinstance(module, ParallelLayer)]
-        stacking = "the paths have one shape and are computed as one stacked product"
-        if any(layer.stack is None for layer in layers):
-            first, *shapes = (
-                {"width": path.width, "depth": path.depth}
-                | {part: [section.options[part] for section in path.sections] for part in path.sections[0].options}
-                for path in self.paths
-            )
-            differing = ", ".join(key for key in first if any(shape[key] != first[key] for shape in shapes))
-            because = f"they differ in {differing}" if differing else "a part of theirs cannot be stacked"
-            stacking = f"the paths are computed one by one, which is slower: {because}"
-        notes = [*self.layout.notes, stacking]
-        if kinds := [kind for kind in self.fresh_parts if kind in ("projections", "joins")]:
-            notes.append(f"{' and '.join(kinds)} begin {STARTS[self.start]}")
-        sources = {path.name: path.source for path in self.paths if path.source is not None}
-        notes += [f"'{name}': {note}" for name, source in sources.items() for note in source.notes]
-        roles = {name: source.tokenizer.identity()["roles"] for name, source in sources.items()}
-        counting = self.paths[0].name
-        if differing := ", ".join(name for name, own in roles.items() if own != roles[counting]):
-            notes.append(f"special tokens have other roles in {differing}; those of '{counting}' count")
-        if parts := self.model.config.frozen:
-            also = f" (so also the fresh {', '.join(frozen)})" if frozen else ""
-            nothing = "" if trains else "; nothing is left to train"
-            notes.append(f"training will leave as they are: {', '.join(parts)}{also}{nothing}")
-        return notes
+def _alignment(model: BraidForCausalLM, paths: Sequence[PathModel]) -> list[str]:
+    """Which of each path's blocks, counted from 0, are in which layer."""
+    rows = [["blocks in", *(f"{path.name} (width {path.width}, {path.depth} blocks)" for path in paths)]]
+    before = [0] * len(paths)
+    stages = [stage for stage in model.model.stages if isinstance(stage, ParallelStage)]
+    for stage, sections in zip(stages, aligned_sections(paths), strict=True):
+        depths = [len(section.blocks) for section in sections]
+        for layer in range(len(stage.layers)):
+            cells = [f"layer {len(rows) - 1}"]
+            for first, depth in zip(before, depths, strict=True):
+                blocks = (str(first + block) for block in blocks_in_layer(depth, len(stage.layers), layer))
+                cells.append(", ".join(blocks) or "none: passes on what it reads")
+            rows.append(cells)
+        before = [first + depth for first, depth in zip(before, depths, strict=True)]
+    return columns(rows)
+
+
+def _stacking(model: BraidForCausalLM, paths: Sequence[PathModel]) -> str:
+    """Whether the paths are computed together, and else why not."""
+    if all(layer.stack is not None for layer in model.modules() if isinstance(layer, ParallelLayer)):
+        return "the paths have one shape and are computed as one stacked product"
+    first, *shapes = (
+        {"width": path.width, "depth": path.depth}
+        | {part: [section.options[part] for section in path.sections] for part in path.sections[0].options}
+        for path in paths
+    )
+    differing = ", ".join(key for key in first if any(shape[key] != first[key] for shape in shapes))
+    because = f"they differ in {differing}" if differing else "a part of theirs cannot be stacked"
+    return f"the paths are computed one by one, which is slower: {because}"
 
 
 POSITIONS = "model.positions.weight"

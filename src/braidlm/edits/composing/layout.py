@@ -26,7 +26,6 @@ class Layout:
     """The architecture of the composed model."""
 
     architecture: dict[str, Any]
-    layers: int
     notes: list[str]
     """How choices were made that the models and options left open."""
 
@@ -42,7 +41,7 @@ def lay_out(paths: Sequence[PathModel], join: Choice, layers: int | None, blocks
         note = f"{join.kind}: the models stay as they are, and the probabilities that they give are {how}"
         return replace(apart, architecture=apart.architecture | averaged_ends(paths, join), notes=[note, *apart.notes])
     width, widest = sum(path.width for path in paths), max(paths, key=lambda path: path.width)
-    full_width, inner, notes, depth = [], [], [], 0
+    full_width, inner, notes = [], [], []
     if blocks:
         options, note = full_width_block(widest, width)
         full_width = [{"block": {**options, "layers": blocks}}]
@@ -51,7 +50,6 @@ def lay_out(paths: Sequence[PathModel], join: Choice, layers: int | None, blocks
         here = min(len(section.blocks) for section in sections) if layers is None else layers
         stages, inner_notes = _parallel(paths, sections, join, here, width)
         inner += stages
-        depth += here
     whole, parts = widest.architecture, [path.architecture for path in paths]
     contexts = {path.name: path.architecture.context for path in paths}
     context = min(contexts.values())
@@ -76,7 +74,7 @@ def lay_out(paths: Sequence[PathModel], join: Choice, layers: int | None, blocks
         notes.append(f"layers of {sharing} share weights; here each has a copy of its own")
     if 0 < len(tied) < len(paths):
         notes.append(f"the head is not tied, since not every path's is; of {', '.join(tied)} it takes the embedding")
-    return Layout(architecture, depth, notes)
+    return Layout(architecture, notes)
 
 
 def _parallel(
