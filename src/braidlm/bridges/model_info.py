@@ -1,6 +1,5 @@
 """Facts about a model of ours, from its configuration and modules without weights."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,15 +17,12 @@ BODY = "model."
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-@dataclass
 class ModelInfo:
     """What bridges and edits need to know; most formats hold only a plain stack of equal blocks."""
 
-    config: BraidConfig
-
-    @cached_property
-    def architecture(self) -> Architecture:
-        return self.config.decoded
+    def __init__(self, config: BraidConfig):
+        self.config = config
+        self.architecture: Architecture = config.decoded
 
     @cached_property
     def model(self) -> Any:

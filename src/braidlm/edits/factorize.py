@@ -1,7 +1,7 @@
 """`braid edit factorize`: matrices as products of two narrow ones, by their largest singular values."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,17 +17,13 @@ from braidlm.model.config.ranges import Count, Probability, Size
 from braidlm.opening.braid import OpenedBraid
 
 
-@dataclass(frozen=True)
-class Factors:
+class Factors(NamedTuple):
     """A matrix as a product, and the share of its energy (the sum of its squares) that the product has."""
 
     down: Tensor
     up: Tensor
+    rank: int
     energy: float
-
-    @property
-    def rank(self) -> int:
-        return self.down.shape[-2]
 
 
 @edits.register("factorize")
@@ -103,7 +99,7 @@ def factorised(rows: Tensor, energy: float | None, rank: int | None) -> Factors:
     rank = min(rank, values.shape[-1])
     roots = values[..., :rank].sqrt()
     up, down = left[..., :rank] * roots[..., None, :], right[..., :rank, :] * roots[..., None]
-    return Factors(down, up, share[..., rank - 1].min().item())
+    return Factors(down, up, rank, share[..., rank - 1].min().item())
 
 
 def _half(matrix: Matrix, tensor: Tensor, text: str) -> Derived:

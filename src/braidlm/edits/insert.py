@@ -65,7 +65,8 @@ class Insert(Edit):
         without = 0
         for layer in layers:
             for one in (own := modules_of(layer)):  # modules that were inserted before are old ones now
-                experts, new = layer.options[one.part]["experts"], self.names if one in grown else []
+                experts = layer.options[one.part]["experts"]
+                new = self.names if self.parts in (one.part, "both") else []
                 experts["names"], experts["router"]["new"] = [*one.names, *new], list(new)
             without += not own
         stages, addresses = stages_of(layers)

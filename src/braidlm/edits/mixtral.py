@@ -45,7 +45,7 @@ EXPERTS = ".experts."
 """In the name of every tensor of an expert."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class MixtralPlan:
     """The new model, and the origin of each of its tensors."""
 

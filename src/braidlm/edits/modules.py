@@ -31,31 +31,17 @@ OPENING = "router.opening"
 """The tensor of a routed part with one number for each module that was inserted."""
 
 
-@dataclass(frozen=True)
 class Modules:
     """The modules that one router chooses among."""
 
-    block: str
-    """The address of their block, `model.stages.0.layers.3`."""
-    part: str
-    """`attention` or `feed`."""
-    names: tuple[str, ...]
-    router: dict[str, Any]
-    """The router's options."""
-
-    @property
-    def address(self) -> str:
-        return f"{self.block}.{self.part}"
-
-    @property
-    def new(self) -> tuple[str, ...]:
+    def __init__(self, block: str, part: str, experts: dict[str, Any]):
+        """`block` is the address of their block, `model.stages.0.layers.3`, and `part` is `attention` or `feed`."""
+        self.block, self.part, self.address = block, part, f"{block}.{part}"
+        self.names, self.router = tuple(experts["names"]), dict(experts["router"])
+        self.new: tuple[str, ...] = tuple(self.router["new"])
         """The names of modules that were inserted, the last ones."""
-        return tuple(self.router["new"])
-
-    @property
-    def opening(self) -> str:
+        self.opening = f"{self.address}.{OPENING}"
         """The name of the tensor that says how far the inserted modules are open."""
-        return f"{self.address}.{OPENING}"
 
     def has_rows(self, tensor: str) -> bool:
         """Whether a tensor has a row for each of these modules."""
@@ -127,11 +113,7 @@ def layers_of(info: ModelInfo) -> list[Layer]:
 def modules_of(layer: Layer) -> list[Modules]:
     """The modules of a block, attention's first."""
     banks = {part: layer.options[part].get("experts") for part in PARTS} if layer.kind == "block" else {}
-    return [
-        Modules(layer.address, part, tuple(experts["names"]), dict(experts["router"]))
-        for part, experts in banks.items()
-        if experts is not None
-    ]
+    return [Modules(layer.address, part, experts) for part, experts in banks.items() if experts is not None]
 
 
 def stages_of(layers: Sequence[Layer]) -> tuple[list[dict[str, Any]], dict[str, str]]:

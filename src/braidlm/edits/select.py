@@ -41,22 +41,13 @@ PROBE = 64
 COLUMNS = ["layer", "perplexity without", "with its gate", "change", "", "why"]
 
 
-class Wanted(NamedTuple):
-    """What a rule wants of a gate that stays."""
-
-    verb: str
-    """What the gate does to the perplexity."""
-    score: Callable[[float], float]
-    """What a change of the perplexity's logarithm counts in favour of the gate."""
-    threshold: float
-    """By default: the share of the largest score above which gates stay."""
-
-
-RULES: dict[str, Wanted] = {
-    "smallest-change": Wanted("change", abs, 0.1),
-    "only-if-helps": Wanted("lower", lambda change: -change, 0.0),
-    "as_printed": Wanted("raise", lambda change: change, 0.0),
+RULES: dict[str, tuple[str, Callable[[float], float], float]] = {
+    "smallest-change": ("change", abs, 0.1),
+    "only-if-helps": ("lower", lambda change: -change, 0.0),
+    "as_printed": ("raise", lambda change: change, 0.0),
 }
+"""For each rule what a gate that stays does to the perplexity, what a change of the perplexity's logarithm counts in
+its favour, and by default the share of the largest score above which gates stay."""
 
 
 @edits.register("select")
@@ -185,14 +176,14 @@ def judge(
     Those stay whose score is above zero and above `threshold` times the largest; or, of those above zero, the `keep`
     with the largest.
     """
-    wanted = RULES[rule]
-    scores = {layer: wanted.score(change) for layer, change in changes.items()}
-    share = 0.0 if keep is not None else wanted.threshold if threshold is None else threshold
+    verb, in_favour, default = RULES[rule]
+    scores = {layer: in_favour(change) for layer, change in changes.items()}
+    share = 0.0 if keep is not None else default if threshold is None else threshold
     limit = share * max([0.0, *scores.values()])
     above = sorted((layer for layer, score in scores.items() if score > limit), key=lambda layer: -scores[layer])
     verdicts = []
     for layer, score in scores.items():
-        reason = f"{wanted.verb}s the perplexity"
+        reason = f"{verb}s the perplexity"
         if layer in above and keep is not None:
             rank = above.index(layer) + 1
             reason += f", rank {rank} of {len(above)}" + ("" if rank <= keep else f": not among the first {keep}")
@@ -200,7 +191,7 @@ def judge(
             reason = "changes nothing"
         elif layer not in above:
             more = f" by more than {limit:.4f}" if limit and score > 0 else ""
-            reason = f"does not {wanted.verb} the perplexity{more}"
+            reason = f"does not {verb} the perplexity{more}"
         verdicts.append(Verdict(layer, layer in above[:keep], reason))
     return verdicts
 

@@ -36,13 +36,10 @@ class OpenedBraid(OpenedModel):
     def __init__(self, folder: Path, hub: str | None = None, **options: Any):
         super().__init__(folder, hub, **options)
         self.kind = model_type(folder)
+        self.is_bridged = self.kind != BRAID
+        """Whether the folder is of another format."""
         if self.kind not in (known := (BRAID, *folder_formats())):
             raise BraidError(f"this folder holds a '{self.kind}' model; Braid reads {', '.join(known)}", str(folder))
-
-    @property
-    def is_bridged(self) -> bool:
-        """Whether the folder is of another format."""
-        return self.kind != BRAID
 
     @cached_property
     def bridged(self) -> Import:

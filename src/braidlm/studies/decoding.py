@@ -116,17 +116,6 @@ def _model(model: Any, where: str, models: dict[str, RecipeModel], problems: lis
     return None
 
 
-@dataclass(frozen=True)
-class StudyModel:
-    """A model of a study before it is made."""
-
-    name: str
-    kind: Role
-    skeleton: BraidForCausalLM
-    """With the vocabulary that the study says, or the default of a trained tokenizer; an edited model's before its
-    edits. Models of one configuration share it."""
-
-
 @dataclass
 class TrainedModel:
     """One model of a study, made with one seed."""
@@ -143,18 +132,21 @@ class TrainedModel:
     """The models that its step reads."""
 
 
-def study_models(study: Study) -> list[StudyModel]:
-    """Every model, in the order in which they are made; one error has the problems of all that cannot be built."""
-    models: dict[str, StudyModel] = {}
+def study_models(study: Study) -> dict[str, BraidForCausalLM]:
+    """The skeletons of all models, in the order in which they are made; one error has all that cannot be built.
+
+    They have the vocabulary that the study says, or the default of a trained tokenizer, and an edited model's is as
+    before its edits. Models of one configuration share a skeleton.
+    """
+    models: dict[str, BraidForCausalLM] = {}
     problems: list[str] = []
     for name in study.order:
         with collecting(problems), errors_of(name):
             config = _config(study, name, models)
-            same = next((model.skeleton for model in models.values() if model.skeleton.config == config), None)
-            models[name] = StudyModel(name, study.role(name), same or skeleton(config))
+            models[name] = next((one for one in models.values() if one.config == config), None) or skeleton(config)
     if problems:
         raise BraidError("\n".join(dict.fromkeys(problems)))
-    return list(models.values())
+    return models
 
 
 def check_study(study: Study, device: str | None, here: bool = True) -> None:
@@ -162,10 +154,10 @@ def check_study(study: Study, device: str | None, here: bool = True) -> None:
 
     The memory is this machine's, if the study runs `here`.
     """
-    for model in study_models(study):
-        if here and study.steps[model.name].train is not None:
-            with errors_of(model.name):
-                check_training_fits(model.skeleton, torch.device(choose_device(device or "auto")))
+    for name, model in study_models(study).items():
+        if here and study.steps[name].train is not None:
+            with errors_of(name):
+                check_training_fits(model, torch.device(choose_device(device or "auto")))
     problems: list[str] = []
     for name, step in study.steps.items():
         for at, written in enumerate(step.edit if isinstance(step, EditStep) else ()):
@@ -190,7 +182,7 @@ def errors_of(step: str) -> Iterator[None]:
         raise type(error)(f"steps.{step}: {where}{error.what}", todo=error.todo) from error
 
 
-def _config(study: Study, name: str, before: dict[str, StudyModel]) -> BraidConfig:
+def _config(study: Study, name: str, before: dict[str, BraidForCausalLM]) -> BraidConfig:
     """The configuration of a model; one that is edited or trained on has that of what it is made of."""
 
     def of(other: str) -> BraidConfig:
@@ -198,11 +190,11 @@ def _config(study: Study, name: str, before: dict[str, StudyModel]) -> BraidConf
             return open_model(find_model(other), "braid").config
         if other not in before:
             raise BraidError(f"'{other}', which it is made of, cannot be built")
-        return before[other].skeleton.config
+        return before[other].config
 
     step, size = study.steps[name], study.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     if isinstance(step, (ComposeStep, AverageStep)):
-        parts = [of(member.step).decoded for member in study.members(name)]
+        parts = [of(member).decoded for member, _ in study.members(name)]
         layers, blocks = (step.layers, step.blocks) if isinstance(step, ComposeStep) else (None, 0)
         return BraidConfig(composed_architecture(parts, study.path_names(name), step.join, layers, blocks), size)
     own = study.model_of(name) if isinstance(step, (TrainStep, DistilStep)) else None

@@ -4,8 +4,6 @@ Every model is calibrated once; for each point it is pruned in memory and scored
 and the measured use are kept in the folder of the results, so that an interrupted curve goes on where it stopped.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ import torch
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import write_json
+from braidlm.core.files import json_sha256, write_json
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.reading import read_json
 from braidlm.core.report.rendering import write
@@ -171,8 +169,7 @@ def _pruned(source: OpenedBraid, name: str, plan: EditPlan) -> OpenedModel:
         return assemble(empty, plan.account, {SOURCE: source}, seed=1).to(device)
 
     known = {"of": source.sha256, "architecture": plan.model.config.architecture}
-    sha256 = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-    return source.changed(name, sha256, load)
+    return source.changed(name, json_sha256(known), load)
 
 
 def _point(curve: str, model: str, pruned: str, config: BraidConfig, **options: Any) -> PrunedPoint:
@@ -184,8 +181,7 @@ def _point(curve: str, model: str, pruned: str, config: BraidConfig, **options: 
 def _usage(source: OpenedBraid, texts: list[Sequence[int]], criterion: Any, out: Path | None) -> Usage:
     """The use of a model's modules on texts; a measurement from before is read from the folder of the results."""
     known = {"model": source.sha256, "texts": [list(text) for text in texts], "criterion": criterion}
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-    path = None if out is None else out / CACHE / f"usage-{digest[:24]}.json"
+    path = None if out is None else out / CACHE / f"usage-{json_sha256(known)[:24]}.json"
     if path is not None and path.is_file():
         try:
             return {address: torch.tensor(used, dtype=torch.float64) for address, used in read_json(path).items()}

@@ -57,18 +57,18 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
     plan = StudyPlan(study)
     with errors_at(name):
         built = study_models(study)
-    for model in built:
-        with errors_of(model.name):
-            facts = model_facts(model.skeleton, length)
-        flops, step = facts["flops_per_token"], study.steps[model.name]
+    for own, model in built.items():
+        with errors_of(own):
+            facts = model_facts(model, length)
+        flops, step = facts["flops_per_token"], study.steps[own]
         if isinstance(step, DistilStep):
-            epochs = study.epochs_of(model.name)
+            epochs = study.epochs_of(own)
             passes = epochs if step.distil.top_k is None else 1.0  # what the teacher says is stored once
             teacher = models[step.distil.teacher]["flops_per_token"] / TRAINING_FLOPS  # it is only run forward
             flops += round(teacher * passes / epochs)
-        training, times = plan.training(model.name, flops), len(study.seeds_of(model.name))
-        times = 1 if study.is_once(model.name) else times
-        models[model.name] = {"name": model.name, "kind": model.kind, **facts, "training": training, "times": times}
+        times = 1 if study.is_once(own) else len(study.seeds_of(own))
+        training = {"training": plan.training(own, flops), "times": times}
+        models[own] = {"name": own, "kind": study.role(own), **facts, **training}
     seconds = [row["training"]["seconds"] for row in models.values()]
     total = None if None in seconds else sum(row["times"] * row["training"]["seconds"] for row in models.values())
     main = next((row for row in models.values() if row["kind"] == "composed"), next(iter(models.values())))

@@ -63,11 +63,14 @@ class Step:
     GPU where they ask for a part of it: `0.25`."""
     series: str | None = None
     """Steps of one series are a line in the plots of bits per byte against parameters."""
+    made_of: ClassVar[str] = "of"
+    """The key that names what the step is made of."""
 
     @property
     def reads(self) -> list[str]:
         """The names of the models that the step is made of."""
-        return []
+        named: str | list[str] | None = getattr(self, self.made_of)
+        return [named] if isinstance(named, str) else named or []
 
     def to_shorthand(self) -> dict[str, Any]:
         """The keys that differ from their defaults."""
@@ -92,16 +95,12 @@ class TrainStep(Step):
             raise BraidError("nothing is done: give edits (`edit`), a training (`train`), or both")
         self.train = self.train or StepTraining()
 
-    @property
-    def reads(self) -> list[str]:
-        return [] if self.of is None else [self.of]
-
 
 @dataclass(kw_only=True)
 class ComposeStep(Step):
     """Models that were trained apart, composed as the paths of one."""
 
-    kind = "compose"
+    kind = made_of = "compose"
     compose: list[str]
     """The steps whose models become the paths, which have their names."""
     join: Annotated[Choice, PartOf(composing_joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
@@ -127,10 +126,6 @@ class ComposeStep(Step):
         """Whether the paths stay whole models, of which only the probabilities meet."""
         return self.join.kind in averages
 
-    @property
-    def reads(self) -> list[str]:
-        return self.compose
-
     def options(self, seed: int) -> dict[str, Any]:
         """The options of `braid compose`."""
         layout: dict[str, Any] = {} if self.is_averaged else {"blocks": self.blocks, "start": self.start}
@@ -152,10 +147,6 @@ class EditStep(Step):
         if not self.edit:
             raise BraidError("edit: name at least one edit")
 
-    @property
-    def reads(self) -> list[str]:
-        return [self.of]
-
 
 @dataclass(kw_only=True)
 class AverageStep(Step):
@@ -164,7 +155,7 @@ class AverageStep(Step):
     What needs no training is made so: equal shares, or those that follow the text (`posterior`).
     """
 
-    kind = "average"
+    kind = made_of = "average"
     train: None = field(init=False, default=None)
     average: list[str]
     """Steps whose models are the members: one with several seeds, or several, which may read other domains."""
@@ -180,10 +171,6 @@ class AverageStep(Step):
             raise BraidError(
                 f"an average is not trained, and {self.join.kind} has to be: write `compose` for `average`, and `train`"
             )
-
-    @property
-    def reads(self) -> list[str]:
-        return self.average
 
     def options(self, seed: int) -> dict[str, Any]:
         """The options of `braid compose`."""

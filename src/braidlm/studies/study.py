@@ -8,7 +8,7 @@ paths trained apart on the text that their owners keep, which are then composed 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from braidlm.core.errors import BraidError, check_folder_name, did_you_mean
 from braidlm.core.models.presets import RecipeModel
@@ -91,13 +91,6 @@ class TasksConfig:
         """Raise an error for data that is missing, before any model is trained."""
         where = f"Say where data is with `tasks.data=FOLDER` (or {VARIABLE}=FOLDER)"
         find_data(expand(self.names), self.data, {}, f"{where}, or leave the tasks out with `tasks=null`.")
-
-
-class Member(NamedTuple):
-    """A model of an average or a composed model: a step with one of its seeds."""
-
-    step: str
-    seed: int
 
 
 @dataclass
@@ -253,20 +246,18 @@ class Study:
             return step.seeds or self.seeds
         return [seed for seed in possible if step.seeds is None or seed in step.seeds]
 
-    def members(self, name: str) -> list[Member]:
-        """The models of an average or a composed model, by seed, then by step; where it is made for each seed, those of
-        the first."""
+    def members(self, name: str) -> list[tuple[str, int]]:
+        """The models of an average or a composed model as (step, seed), by seed, then by step; where it is made for each
+        seed, those of the first."""
         seeds = self.seeds_of(name) if self.is_once(name) else self.seeds_of(name)[:1]
-        return [Member(one, seed) for seed in seeds for one in self.steps[name].reads if seed in self.seeds_of(one)]
+        return [(one, seed) for seed in seeds for one in self.steps[name].reads if seed in self.seeds_of(one)]
 
     def path_names(self, name: str) -> list[str]:
         """The names that the models of an average or a composed model have in it."""
         members = self.members(name)
-        if len({member.seed for member in members}) == 1:
-            return [member.step for member in members]
-        if len(self.steps[name].reads) == 1:
-            return [f"seed_{member.seed}" for member in members]
-        return [f"{member.step}_{member.seed}" for member in members]
+        if len({seed for _, seed in members}) == 1:
+            return [step for step, _ in members]
+        return [f"{'seed' if len(self.steps[name].reads) == 1 else step}_{seed}" for step, seed in members]
 
     def path_of_domains(self, name: str) -> dict[str, str] | None:
         """The path of an average or a composed model that was trained on each domain alone, where its name is another.
@@ -275,10 +266,8 @@ class Study:
         """
         names = self.path_names(name) if isinstance(self.steps[name], (AverageStep, ComposeStep)) else []
         found = {}
-        for domain in self.domains if names else ():
+        for domain in (one for one in self.domains if names and one not in names):
             own = [one for one in names if one in self.steps and self.domains_of(one) == [domain]]
-            if domain in names:
-                continue
             if len(own) != 1:
                 return None
             found[domain] = own[0]

@@ -18,9 +18,8 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.tokenizing.tokenizer import differences
 from braidlm.edits.edit import UNCHANGED, check_promise, probe_ids
-from braidlm.model.config.braid_config import Architecture
 from braidlm.model.config.ranges import Range
-from braidlm.model.config.registry import ADVICE, Choice, Registry
+from braidlm.model.config.registry import ADVICE, Choice, NoOptions, Registry
 from braidlm.model.config.strict import encode
 from braidlm.model.heads.ends import embeddings, heads
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -41,25 +40,12 @@ class Section:
     """With sizes that follow from the width made explicit."""
 
 
-@dataclass(frozen=True)
 class PathModel:
     """The architecture of a model that becomes a path, its name, and the model with its weights where there is one."""
 
-    name: str
-    plain: ModelInfo
-    source: OpenedBraid | None = None
-
-    @property
-    def architecture(self) -> Architecture:
-        return self.plain.architecture
-
-    @property
-    def width(self) -> int:
-        return self.architecture.width
-
-    @property
-    def depth(self) -> int:
-        return len(self.plain.layers)
+    def __init__(self, name: str, plain: ModelInfo, source: OpenedBraid | None = None):
+        self.name, self.plain, self.source = name, plain, source
+        self.architecture, self.width, self.depth = plain.architecture, plain.architecture.width, len(plain.layers)
 
     @cached_property
     def sections(self) -> list[Section]:
@@ -198,10 +184,7 @@ class Average:
 
     how = "averaged"
     learned = False
-
-    @dataclass
-    class Config:
-        pass
+    Config = NoOptions
 
 
 @averages.register("mixture")
