@@ -112,10 +112,8 @@ class Bridge(ABC):
 
     @abstractmethod
     def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
-        """Read a checkpoint's configuration, check that Braid can express it, and open its tensors.
-
-        `path` is a folder, or a file of weights with which `config_file` may be given.
-        """
+        """Read a checkpoint's configuration, check that Braid can express it, and open its tensors. `path` is a folder,
+        or a file of weights with which `config_file` may be given."""
 
     @abstractmethod
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:

@@ -109,10 +109,8 @@ class ModelInfo:
         return options
 
     def unequal_blocks(self, *parts: str, windows: bool = True) -> list[str]:
-        """A problem for each stage whose blocks differ from the first stage's, in these parts or in any.
-
-        Without `windows` it does not matter whether these differ.
-        """
+        """A problem for each stage whose blocks differ from the first stage's, in these parts or in any. Without
+        `windows` it does not matter whether these differ."""
         problems = []
         first, *others = (self.block_options(stage) for stage in range(len(self.architecture.stages)))
         for stage, own in enumerate(others, start=1):
@@ -136,10 +134,8 @@ class ModelInfo:
 
 
 def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed: str) -> list[str]:
-    """Why a model is not a plain stack of equal blocks of these kinds with a plain embedding and head.
-
-    Sliding windows are each format's own concern.
-    """
+    """Why a model is not a plain stack of equal blocks of these kinds with a plain embedding and head. Sliding windows
+    are each format's own concern."""
     architecture, block = info.architecture, info.block
     problems = [
         f"stage {i} is '{choice.kind}'; {title} is a plain stack of blocks"

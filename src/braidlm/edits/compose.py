@@ -112,7 +112,7 @@ def composed_architecture(
     for path in paths:
         check_alone(path, path.name, choice.kind in averages)
     check_together(paths)
-    return read_architecture(lay_out(paths, choice, layers, blocks).architecture)
+    return read_architecture(lay_out(paths, choice, layers, blocks)[0])
 
 
 def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:

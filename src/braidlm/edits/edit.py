@@ -80,10 +80,8 @@ class Edit(ABC):
         """What the edit makes of a model; the model is not changed."""
 
     def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
-        """Plan for a Braid model, or one that a bridge reads, and carry it out.
-
-        A kind whose results may be of another format than Braid's overrides it.
-        """
+        """Plan for a Braid model, or one that a bridge reads, and carry it out. A kind whose results may be of another
+        format than Braid's overrides it."""
         source = model if isinstance(model, OpenedBraid) else OpenedBraid(model.folder)
         source.check_editable()
         return carry_out(self.plan(source), {SOURCE: source}, find_tokenizer(source.folder), out, record, dry_run)

@@ -85,10 +85,8 @@ class Factorize(Edit):
 
 
 def factorised(rows: Tensor, energy: float | None, rank: int | None) -> Factors:
-    """Matrices [..., outputs, inputs] as up @ down of the smallest rank with this energy, or of a given one.
-
-    The members of a bank have one rank, which suffices for each of them. The factors are of equal norm.
-    """
+    """Matrices [..., outputs, inputs] as up @ down of the smallest rank with this energy, or of a given one. The
+    members of a bank have one rank, which suffices for each of them. The factors are of equal norm."""
     left, values, right = torch.linalg.svd(rows, full_matrices=False)
     squares = values.double().square()
     total = squares.sum(-1, keepdim=True)

@@ -83,9 +83,8 @@ class AddGates(Edit):
         dtype = getattr(model.config, "dtype", None) or torch.float32
         planned = model.skeleton(dtype)
         attach(planned, self.gates)
-        account = _account(planned, planned.state_dict())
+        account, title = _account(planned, planned.state_dict()), self._title(model.title, planned)
         what = "a folder of base and gates" if self.full else "an adapter with the gates alone"
-        title = self._title(model.title, planned)
         if show_plan([title, *account_table(account), f"  note: the result is {what}"], dry_run):
             return None
         gated = self._gated(model, planned, dtype)
@@ -93,10 +92,8 @@ class AddGates(Edit):
         return write_gated(gated, model, out, record, account.record(), base, TOKENIZER_FILES if self.full else ())
 
     def _gated(self, opened: OpenedDecoder, planned: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-        """The decoder in memory with gates, after its logits have been compared with those without.
-
-        Where there is no memory for its weights, an adapter is made of the planned decoder, whose gates alone are real.
-        """
+        """The decoder in memory with gates, after its logits have been compared with those without. Where there is no
+        memory for its weights, an adapter is made of the planned decoder, whose gates alone are real."""
         try:
             check_weights_fit(weights_bytes(planned))
         except BraidError as error:
@@ -148,10 +145,8 @@ def write_gated(
     base: tuple[str, str | None] | None,
     files: Iterable[str],
 ) -> Path:
-    """Write a decoder with gates in one atomic step, with these files of the folder that it was made of.
-
-    For a `base`, which is named with the SHA-256 of its weights, the gates are written alone.
-    """
+    """Write a decoder with gates in one atomic step, with these files of the folder that it was made of. For a `base`,
+    which is named with the SHA-256 of its weights, the gates are written alone."""
     assert out is not None
     folder = given_path(out)
     lineage = {**record, "sources": [{"name": SOURCE, **opened.record()}], **account}

@@ -48,10 +48,6 @@ class Matrix:
         """The beginning of the names of its layer's tensors."""
         return self.tensor.removesuffix(".weight")
 
-    @property
-    def size(self) -> int:
-        return (self.members or 1) * self.inputs * self.outputs
-
     def rows(self, tensor: Tensor) -> Tensor:
         """[..., outputs, inputs] of the tensor as it is saved, and the other way round."""
         return tensor if self.members is None else tensor.transpose(-1, -2)
@@ -153,10 +149,8 @@ def bits_per_byte(model: Any, source: OpenedModel, text: HeldOutText) -> TaskRes
 
 @torch.no_grad()
 def _speeds(models: dict[str, BraidForCausalLM], length: int, steps: int) -> dict[str, float]:
-    """Tokens per second of each model, of which it reads `length` at once, `steps` times, each time after all before.
-
-    A first round, in which memory is allocated, does not count.
-    """
+    """Tokens per second of each model, of which it reads `length` at once, `steps` times, each time after all before. A
+    first round, in which memory is allocated, does not count."""
     rounds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(ROUNDS + 1):
         for name, model in models.items():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,7 @@ from braidlm.opening.braid import OpenedBraid
 Scheme = Literal["int8", "int8_dynamic", "int4"]
 
 
-@dataclass(frozen=True)
-class Codes:
+class Codes(NamedTuple):
     """Matrices [..., outputs, inputs] as whole numbers: a weight is (code - zero) * scale."""
 
     weight: Tensor

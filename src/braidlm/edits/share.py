@@ -90,10 +90,8 @@ class Share(Edit):
 
 
 def _fit_low_rank(model: BraidForCausalLM, source: OpenedBraid, before: Mapping[str, str]) -> None:
-    """Give each low-rank addition the largest singular values of what its layer's own matrix had beside the shared.
-
-    The rows of `down` are of length 1, also where nothing is lost, so that training can change `up`.
-    """
+    """Give each low-rank addition the largest singular values of what its layer's own matrix had beside the shared. The
+    rows of `down` are of length 1, also where nothing is lost, so that training can change `up`."""
     for address, module in model.named_modules():
         if not isinstance(module, (LowRankLinear, LowRankStackedLinear)):
             continue

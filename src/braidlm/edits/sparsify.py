@@ -47,15 +47,13 @@ class Sparsify(Edit):
             raise BraidError(f"no matrix has a number of inputs that is a multiple of {PATTERN[1]}", source.title)
         model, account = planned(source.config)
         account.origins |= {matrix.tensor: self._derived(matrix) for matrix in chosen}
-        total = source.info.parameters
-        zeros = round(sum(m.size for m in chosen) * (1 - PATTERN[0] / PATTERN[1] if self.share is None else self.share))
+        total, numbers = source.info.parameters, sum((m.members or 1) * m.inputs * m.outputs for m in chosen)
+        zeros = round(numbers * (1 - PATTERN[0] / PATTERN[1] if self.share is None else self.share))
         notes = notes_of(source)
         if len(chosen) < len(matrices):
             notes.append(f"{len(matrices) - len(chosen)} matrices stay: {PATTERN[1]} does not divide their inputs")
-        title = (
-            f"Sparsify {source.title}: {len(chosen)} matrices, about {zeros:,} of {total:,} parameters "
-            f"become zero ({zeros / total:.1%})"
-        )
+        become = f"about {zeros:,} of {total:,} parameters become zero ({zeros / total:.1%})"
+        title = f"Sparsify {source.title}: {len(chosen)} matrices, {become}"
         return EditPlan(title, model, account, notes, measure=measure)
 
     def _derived(self, matrix: Matrix) -> Derived:

@@ -184,10 +184,8 @@ def _load_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 @torch.no_grad()
 def _with_gates_in_float32(model: PreTrainedModel, files: Sequence[Path]) -> PreTrainedModel:
-    """A decoder that was made with gates, which have the type of its own weights, with gates of their own type.
-
-    The gates in `files` are as they were before they were rounded to the type of the other weights.
-    """
+    """A decoder that was made with gates, which have the type of its own weights, with gates of their own type. The
+    gates in `files` are as they were before they were rounded to the type of the other weights."""
     if isinstance(model, GatedDecoder):
         for gate in gates_of(model).values():
             gate.float()

@@ -129,10 +129,8 @@ def gate_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def load_adapter(folder: Path | str, model: PreTrainedModel, base: Path | str | None = None) -> GateAdapter:
-    """Attach the gates of an adapter to a decoder that is in memory; `detach` takes them away again.
-
-    With the folder `base` that the decoder came from, its weights must be those that the gates were made for.
-    """
+    """Attach the gates of an adapter to a decoder that is in memory; `detach` takes them away again. With the folder
+    `base` that the decoder came from, its weights must be those that the gates were made for."""
     adapter = read_adapter(folder)
     recorded = None if os.environ.get(ALLOW_CHANGED) == "1" else adapter.base_sha256
     if base is not None and recorded is not None and weights_sha256(base) != recorded:

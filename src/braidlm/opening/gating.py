@@ -91,10 +91,8 @@ MATRIX = "it mixes channels of the residual, around which no weight of the layer
 
 
 def attach(model: PreTrainedModel, gates: GatesConfig) -> None:
-    """Put gates, which begin at zero, around layers of a decoder: names of its parameters stay as they are.
-
-    They are in float32 whatever the base's type is, and on the device of their layer.
-    """
+    """Put gates, which begin at zero, around layers of a decoder: names of its parameters stay as they are. They are in
+    float32 whatever the base's type is, and on the device of their layer."""
     if gates_of(model):
         raise BraidError("this model has gates already", todo="Detach them first, or train those that it has.")
     parts = find_parts(model)

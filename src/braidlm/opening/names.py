@@ -125,10 +125,8 @@ def named(folder: Path, hub: str | None) -> str:
 
 
 def study_models(folder: Path) -> list[Path]:
-    """The runs of a study's folder and what was made of them, by seed and name; then what was made of all seeds.
-
-    None if it is not a study's.
-    """
+    """The runs of a study's folder and what was made of them, by seed and name; then what was made of all seeds. None
+    if it is not a study's."""
     seeds = sorted((int(match[1]), path) for path in folder.glob("seed-*") if (match := _SEED.fullmatch(path.name)))
     found = [model for _, seed in seeds for model in sorted(seed.iterdir()) if is_run(model) or _is_made(model)]
     return [*found, *(model for model in sorted(folder.iterdir()) if _is_made(model))] if found else []
@@ -162,10 +160,8 @@ def words_in_name(name: str) -> int | None:
 
 
 def is_hub_name(name: StrPath, bare: bool = False) -> bool:
-    """Whether a name is looked up on the Hub: ORG/NAME where there is neither such a folder nor one called ORG.
-
-    With `bare`, NAME alone may be one too, such as `gpt2`.
-    """
+    """Whether a name is looked up on the Hub: ORG/NAME where there is neither such a folder nor one called ORG. With
+    `bare`, NAME alone may be one too, such as `gpt2`."""
     path, text = given_path(name), str(name)
     is_path = isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~"))
     if is_path or text.count("/") > 1 or not (bare or "/" in text):

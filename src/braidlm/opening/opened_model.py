@@ -125,10 +125,8 @@ class OpenedModel(ABC):
         check_vocabulary(self.vocab_size, tokenizer, str(self.folder))
 
     def load(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
-        """The model in memory, in evaluation mode, with its paths and switches.
-
-        Without a `dtype`, Braid's weights are of the type that config.json says, and those of others float32.
-        """
+        """The model in memory, in evaluation mode, with its paths and switches. Without a `dtype`, Braid's weights are
+        of the type that config.json says, and those of others float32."""
         return self._load(device, dtype) if self.loader is None else self.loader(device)
 
     @abstractmethod

@@ -150,10 +150,8 @@ def study_models(study: Study) -> dict[str, BraidForCausalLM]:
 
 
 def check_study(study: Study, device: str | None, here: bool = True) -> None:
-    """Refuse, before any work, a model that cannot be trained in the memory there is, and text that is not there.
-
-    The memory is this machine's, if the study runs `here`.
-    """
+    """Refuse, before any work, a model that cannot be trained in the memory there is, and text that is not there. The
+    memory is this machine's, if the study runs `here`."""
     for name, model in study_models(study).items():
         if here and study.steps[name].train is not None:
             with errors_of(name):

@@ -35,10 +35,8 @@ SHOWN = (BITS, "best", "best at step", "wall clock", "state")
 
 
 def gather_runs(folders: Sequence[StrPath], out: StrPath) -> list[ModelResult]:
-    """Write the table of all runs in these folders into `out`, as CSV, Markdown and a page; nothing is trained.
-
-    The files of a table of fewer runs are replaced.
-    """
+    """Write the table of all runs in these folders into `out`, as CSV, Markdown and a page; nothing is trained. The
+    files of a table of fewer runs are replaced."""
     runs = read_runs(folders)
     make_folder(Path(out))
     write(run_report(runs, Path(out).absolute().name), out, NAME)

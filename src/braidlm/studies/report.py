@@ -126,9 +126,7 @@ def model_colours(results: StudyResults) -> dict[str, str]:
 
 def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, float] | None = None) -> Lines | None:
     """How the first seed's models learned a domain; a composed model begins after the tokens of what it is made of.
-
-    None if there was one validation at most.
-    """
+    None if there was one validation at most."""
     unit, colours = results.unit, model_colours(results)
     series: dict[str, tuple[list[float], list[float]]] = {}
     series_colours = {}

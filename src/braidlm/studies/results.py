@@ -192,10 +192,8 @@ def has_runs(folder: Path) -> bool:
 
 
 def read_runs(folders: Sequence[StrPath]) -> list[ModelResult]:
-    """The runs of these folders, in the order in which they were started: each folder is a run, or has runs in it.
-
-    The name of a run is its folder, without what all runs have in common.
-    """
+    """The runs of these folders, in the order in which they were started: each folder is a run, or has runs in it. The
+    name of a run is its folder, without what all runs have in common."""
     recipes: dict[Path, dict[str, Any]] = {}
     errors: dict[Path, str] = {}
     for given in folders:
@@ -239,10 +237,8 @@ class StudyResults:
         return {"study": self.study.name, "seeds": self.study.seeds, "models": models}
 
     def before(self, model: ModelResult) -> list[ModelResult]:
-        """The models whose training a model stands on beside its own: what it is made of or was trained on from.
-
-        The tokens and seconds of an average are its members' already.
-        """
+        """The models whose training a model stands on beside its own: what it is made of or was trained on from. The
+        tokens and seconds of an average are its members' already."""
         study, name = self.study, model.name
         if name not in study.steps:  # a folder that was given
             return []

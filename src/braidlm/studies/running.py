@@ -60,11 +60,8 @@ def run_study(
     data: OpenData | None = None,
     jobs: Jobs | None = None,
 ) -> list[TrainedModel]:
-    """Do whatever steps are not done yet; returns every model in order.
-
-    `data` is the study's data where it is open already; otherwise it is prepared and opened. `jobs` are where the steps
-    run, here unless given.
-    """
+    """Do whatever steps are not done yet; returns every model in order. `data` is the study's data where it is open
+    already; otherwise it is prepared and opened. `jobs` are where the steps run, here unless given."""
     todo = "Its runs can be trained on several GPUs one by one, each a recipe; --cluster trains each on a node."
     check_one_process("a study runs in one process", todo)
     jobs = jobs or Jobs()
@@ -236,10 +233,8 @@ def train_to_end(recipe: dict[str, Any], device: str | None, fresh: bool) -> Run
 
 
 def check_variants(variants: Mapping[str, dict[str, Any]], fresh: bool, todo: str, device: str | None = None) -> None:
-    """Find, before the first variant of a study of one step begins, what would stop any of them.
-
-    Variants are resolved recipes with folders of their own; memory is checked where the `device` is known.
-    """
+    """Find, before the first variant of a study of one step begins, what would stop any of them. Variants are resolved
+    recipes with folders of their own; memory is checked where the `device` is known."""
     problems: list[str] = []
     for name, recipe in variants.items():
         if is_study(recipe):  # whose runs check their folders

@@ -247,8 +247,8 @@ class Study:
         return [seed for seed in possible if step.seeds is None or seed in step.seeds]
 
     def members(self, name: str) -> list[tuple[str, int]]:
-        """The models of an average or a composed model as (step, seed), by seed, then by step; where it is made for each
-        seed, those of the first."""
+        """The models of an average or a composed model as (step, seed), by seed, then by step; of one that is made for
+        each seed the first's."""
         seeds = self.seeds_of(name) if self.is_once(name) else self.seeds_of(name)[:1]
         return [(one, seed) for seed in seeds for one in self.steps[name].reads if seed in self.seeds_of(one)]
 
@@ -261,9 +261,7 @@ class Study:
 
     def path_of_domains(self, name: str) -> dict[str, str] | None:
         """The path of an average or a composed model that was trained on each domain alone, where its name is another.
-
-        None where a domain has no such path, or several.
-        """
+        None where a domain has no such path, or several."""
         names = self.path_names(name) if isinstance(self.steps[name], (AverageStep, ComposeStep)) else []
         found = {}
         for domain in (one for one in self.domains if names and one not in names):

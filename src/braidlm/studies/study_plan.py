@@ -24,10 +24,8 @@ class StudyPlan:
         self.flops_per_second = training_speed()
 
     def training(self, name: str, flops_per_token: int) -> dict[str, Any]:
-        """What the training of one step takes; None for what is known only when the data is prepared.
-
-        `seconds` are expected on this machine, within a factor of about two.
-        """
+        """What the training of one step takes; None for what is known only when the data is prepared. `seconds` are
+        expected on this machine, within a factor of about two."""
         study = self.study
         if study.steps[name].train is None:
             return {"words": 0, "tokens": 0, "epochs": 0.0, "checkpoints": 0, "seconds": 0.0}

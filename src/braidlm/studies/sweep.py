@@ -136,10 +136,8 @@ def _parsed(overrides: list[str]) -> list[Override]:
 
 
 def _launch(own: list[str], runs: list[SweepRun], one: Callable[[Any], int | None]) -> set[int]:
-    """Pass the numbers of the combinations to Hydra's launcher; returns the numbers of those that failed.
-
-    Hydra composes a configuration of the number alone, so that no recipe can name what launchers and callbacks run.
-    """
+    """Pass the numbers of the combinations to Hydra's launcher; returns the numbers of those that failed. Hydra
+    composes a configuration of the number alone, so that no recipe can name what launchers and callbacks run."""
     settings = [
         f"hydra.sweep.dir={quoted(str(runs[0].folder.parent))}",
         "hydra.sweep.subdir='.'",  # a run creates its own folder after its checks

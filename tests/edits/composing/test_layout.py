@@ -33,10 +33,10 @@ def test_every_block_stands_in_one_layer_and_in_order(depth, layers):
 @given(depths=st.lists(st.integers(1, 5), min_size=2, max_size=3), layers=st.one_of(st.none(), st.integers(1, 7)))
 def test_the_account_uses_every_block_of_every_path_once_and_in_order(depths, layers):
     paths = [shape(f"path-{i}", **blocks(depth)) for i, depth in enumerate(depths)]
-    layout = lay_out(paths, Choice("concat", JoinConfig()), layers, blocks=0)
-    (stage,) = layout.architecture["stages"]
+    architecture, _ = lay_out(paths, Choice("concat", JoinConfig()), layers, blocks=0)
+    (stage,) = architecture["stages"]
     assert stage["parallel"]["layers"] == (min(depths) if layers is None else layers)
-    account = account_for(skeleton(BraidConfig(layout.architecture, vocab_size=37)), paths)
+    account = account_for(skeleton(BraidConfig(architecture, vocab_size=37)), paths)
     for path in paths:
         used = [
             part.tensor

@@ -165,9 +165,7 @@ def _head_dim(config: Any) -> int:
 
 def _pair_order(info: ModelInfo, pairs: str) -> tuple[int, ...]:
     """The rows of q, k and v with each rotated pair moved: from (2i, 2i + 1) to (i, i + half), or the other way round.
-
-    Queries and keys are reordered alike, so their products do not change; values are not rotated and stay.
-    """
+    Queries and keys are reordered alike, so their products do not change; values are not rotated and stay."""
     attention = info.attention
     within = [*range(0, attention.head_dim, 2), *range(1, attention.head_dim, 2)]
     if pairs == "interleaved":

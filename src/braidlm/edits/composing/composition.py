@@ -34,9 +34,9 @@ def plan_composition(
     paths: Sequence[PathModel], join: Choice, layers: int | None, blocks: int, frozen: list[str], start: str
 ) -> EditPlan:
     """Lay the model out, build it on the meta device and account for its tensors."""
-    layout, first, names = lay_out(paths, join, layers, blocks), paths[0].plain, [path.name for path in paths]
-    vocab_size = first.config.vocab_size
-    config = BraidConfig(layout.architecture, vocab_size=vocab_size, frozen=frozen, **first.token_ids)
+    first, names = paths[0].plain, [path.name for path in paths]
+    architecture, notes = lay_out(paths, join, layers, blocks)
+    config = BraidConfig(architecture, vocab_size=first.config.vocab_size, frozen=frozen, **first.token_ids)
     model, averaged = skeleton(config), join.kind in averages
     title = f"Compose {' + '.join(names)}: width {config.hidden_size}, join {join.kind}"
     account, parameters = account_for(model, paths), dict(model.named_parameters())
@@ -55,7 +55,7 @@ def plan_composition(
         f"  trained      {count:,} ({count / facts['parameters']:.0%})",
         f"  memory       weights {memory}, in training with AdamW {training} (float32, activations on top)",
     ]
-    notes = [*layout.notes, _stacking(model, paths)]
+    notes.append(_stacking(model, paths))
     if kinds := [kind for kind in fresh_parts(account) if kind in ("projections", "joins")]:
         notes.append(f"{' and '.join(kinds)} begin {STARTS[start]}")
     sources = {path.name: path.source for path in paths if path.source is not None}

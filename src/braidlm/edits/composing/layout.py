@@ -1,7 +1,6 @@
 """The architecture of a composed model: PaPaformer's layout, for any number of paths of any widths and depths."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from braidlm.core.errors import BraidError
@@ -21,25 +20,17 @@ from braidlm.model.heads.ends import embeddings, heads
 from braidlm.model.paths.joins import joins
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The architecture of the composed model."""
-
-    architecture: dict[str, Any]
-    notes: list[str]
-    """How choices were made that the models and options left open."""
-
-
-def lay_out(paths: Sequence[PathModel], join: Choice, layers: int | None, blocks: int) -> Layout:
-    """Full-width blocks, the paths in parallel layers between them, and projections between their widths.
-
-    Models that are averaged have the paths alone, and a norm and a head for each.
-    """
+def lay_out(
+    paths: Sequence[PathModel], join: Choice, layers: int | None, blocks: int
+) -> tuple[dict[str, Any], list[str]]:
+    """An architecture, and how choices were made that the models and options left open: full-width blocks, the paths in
+    parallel layers between them, and projections between their widths. Models that are averaged have the paths alone,
+    and a norm and a head for each."""
     if join.kind in averages:
-        apart = lay_out(paths, APART, layers, blocks=0)
+        architecture, notes = lay_out(paths, APART, layers, blocks=0)
         how = averages[join.kind].how
         note = f"{join.kind}: the models stay as they are, and the probabilities that they give are {how}"
-        return replace(apart, architecture=apart.architecture | averaged_ends(paths, join), notes=[note, *apart.notes])
+        return architecture | averaged_ends(paths, join), [note, *notes]
     width, widest = sum(path.width for path in paths), max(paths, key=lambda path: path.width)
     full_width, inner, notes = [], [], []
     if blocks:
@@ -74,16 +65,14 @@ def lay_out(paths: Sequence[PathModel], join: Choice, layers: int | None, blocks
         notes.append(f"layers of {sharing} share weights; here each has a copy of its own")
     if 0 < len(tied) < len(paths):
         notes.append(f"the head is not tied, since not every path's is; of {', '.join(tied)} it takes the embedding")
-    return Layout(architecture, notes)
+    return architecture, notes
 
 
 def _parallel(
     paths: Sequence[PathModel], sections: Sequence[Section], join: Choice, layers: int, width: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The parallel stage of a section of each path, and the projections before and after it.
-
-    Paths of one width read a stream of that width; otherwise, and where each reads its own part, it keeps its width.
-    """
+    """The parallel stage of a section of each path, and the projections before and after it. Paths of one width read a
+    stream of that width; otherwise, and where each reads its own part, it keeps its width."""
     experts = [section.options[part].get("experts") for section in sections for part in PARTS]
     stage: dict[str, Any] = {
         "layers": layers,

@@ -143,10 +143,8 @@ def _each_has(facts: Mapping[str, object]) -> str:
 
 
 def aligned_sections(paths: Sequence[PathModel]) -> list[list[Section]]:
-    """For each parallel stage, a section of every path: within a stage the blocks of a path are equal.
-
-    Paths of one depth are cut wherever one of them changes its blocks; others must change them equally often.
-    """
+    """For each parallel stage, a section of every path: within a stage the blocks of a path are equal. Paths of one
+    depth are cut wherever one of them changes its blocks; others must change them equally often."""
     sections = [path.sections for path in paths]
     if len({path.depth for path in paths}) == 1:
         starts = {sum(len(one.blocks) for one in own[:at]) for own in sections for at in range(len(own))}
@@ -267,10 +265,8 @@ def check_averaged(paths: Sequence[PathModel], composed: BraidForCausalLM) -> No
 
 
 def posterior_shares(each: Tensor, ids: Tensor, window: int | None) -> Tensor:
-    """[model, batch, time]: the logarithms of the models' shares after each token, token by token: a reference.
-
-    `each` are the models' log-probabilities [model, batch, time, vocabulary].
-    """
+    """[model, batch, time]: the logarithms of the models' shares after each token, token by token: a reference. `each`
+    are the models' log-probabilities [model, batch, time, vocabulary]."""
     models, batch, time, _ = each.shape
     said = each[:, :, :-1].gather(-1, ids[None, :, 1:, None].expand(models, -1, -1, 1))[..., 0]
     shares = each.new_zeros(models, batch, time)
