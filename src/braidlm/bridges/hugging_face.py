@@ -2,6 +2,7 @@
 
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint
 from braidlm.bridges.checkpoint import Checkpoint
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
-from braidlm.bridges.rope import older_rope_settings
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
@@ -124,3 +124,12 @@ def read_config(folder: Path, model_type: str) -> dict[str, Any]:
     if (other := data.get("model_type", model_type)) != model_type:
         raise BraidError(f"this folder holds a '{other}' model, not a '{model_type}' model", str(folder))
     return data
+
+
+def older_rope_settings(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`rope_parameters` under the names that transformers 4 reads; it would take its defaults in silence."""
+    rope = dict(parameters or {})
+    if "rope_theta" not in rope:  # a model without rotary positions, or with others for every kind of layer
+        return {}
+    theta = rope.pop("rope_theta")
+    return {"rope_theta": theta, "rope_scaling": None if rope.get("rope_type", "default") == "default" else rope}

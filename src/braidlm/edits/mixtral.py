@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, MixtralConfig
 
 from braidlm.bridges.bridge import bridges
 from braidlm.bridges.checkpoint import INDEX_FILE, Checkpoint
-from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.rope import older_rope_settings
+from braidlm.bridges.hugging_face import HuggingFaceBridge, older_rope_settings
 from braidlm.core import console
 from braidlm.core.devices import free_memory
 from braidlm.core.differences import bullet_list

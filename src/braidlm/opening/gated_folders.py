@@ -19,7 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from braidlm import __version__
-from braidlm.bridges.rope import older_rope_settings
+from braidlm.bridges.hugging_face import older_rope_settings
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import sha256_of, write_json, write_text

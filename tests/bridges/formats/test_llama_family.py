@@ -137,7 +137,7 @@ def test_wavelengths_are_transformers_own(scaling: dict[str, Any], head_dim: int
         head_dim=head_dim, max_position_embeddings=512, rope_parameters={"rope_theta": 10000.0, **scaling}
     )
     frequencies, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
-    from braidlm.bridges.rope import braid_positions
+    from braidlm.bridges.formats.llama import braid_positions
 
     architecture = {"positions": braid_positions(config), "block": {"attention": {"heads": 1, "head_dim": head_dim}}}
     positions = torch.arange(512)[None]

@@ -1,6 +1,8 @@
 """Llama as Hugging Face stores it, and Mistral and Qwen2, which differ from it in windows and biases."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -9,7 +11,21 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.model_info import ModelInfo, stack_problems, window_problems
-from braidlm.bridges.rope import ROPE_SCALINGS, braid_positions, rope_parameters
+from braidlm.model.attention.positions import rope_scalings
+
+ROPE_SCALINGS = ("linear", "llama3", "yarn")
+"""The kinds of scaling that have one name and meaning in both."""
+SCALING = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_context",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "attention_factor": "attention_factor",
+}
+"""Transformers' names of the options of a scaling, and ours."""
 
 
 @bridges.register("llama")
@@ -151,6 +167,39 @@ class LlamaBridge(HuggingFaceBridge):
                     yield TensorMapping(f"{ours}.{part}.{kind}", foreign, sizes, row_order=row_order)
         yield TensorMapping("model.norm.weight", ("model.norm.weight",))
         yield TensorMapping("head.weight", (self.head,))
+
+
+def braid_positions(config: Any) -> dict[str, Any]:
+    """Our positions for a foreign configuration without problems."""
+    rope = dict(config.rope_parameters or {})
+    positions = {"kind": "rope", "theta": rope.get("rope_theta") or 10000.0}
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        return positions
+    if kind == "yarn":
+        rope["attention_factor"] = rope.get("attention_factor") or _attention_factor(rope)
+    known = {field.name for field in fields(rope_scalings[kind].Config)}
+    options = {ours: rope[theirs] for theirs, ours in SCALING.items() if ours in known and rope.get(theirs) is not None}
+    return positions | {"scaling": {"kind": kind, **options}}
+
+
+def rope_parameters(positions: Any) -> dict[str, Any]:
+    """Transformers' `rope_parameters` for our rotary positions."""
+    if positions.scaling is None:
+        return {"rope_type": "default", "rope_theta": positions.theta}
+    options = vars(positions.scaling.options)
+    written = {theirs: options[ours] for theirs, ours in SCALING.items() if options.get(ours) is not None}
+    return {"rope_type": positions.scaling.kind, "rope_theta": positions.theta, **written}
+
+
+def _attention_factor(rope: dict[str, Any]) -> float | None:
+    """Yarn's factor from DeepSeek's two scales, where a configuration has them; None: the one of the paper."""
+    numbers = [rope.get(name) for name in ("factor", "mscale", "mscale_all_dim")]
+    factor, over, under = (float(number) if isinstance(number, (int, float)) else 0.0 for number in numbers)
+    if not (over and under):
+        return None
+    growth = 0.1 * math.log(max(factor, 1.0))
+    return (growth * over + 1.0) / (growth * under + 1.0)
 
 
 def _feed_bias_problems(info: ModelInfo, title: str) -> list[str]:

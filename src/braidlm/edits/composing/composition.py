@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.edits.account import Account, Derived, Fresh, Part, columns, targets
-from braidlm.edits.composing.layout import lay_out
 from braidlm.edits.composing.path_models import PathModel, aligned_sections, averages, check_averaged
 from braidlm.edits.edit import EditPlan
 from braidlm.inspection.layers import routing_modules
@@ -31,12 +30,11 @@ TRAINED_BYTES = 12
 
 
 def plan_composition(
-    paths: Sequence[PathModel], join: Choice, layers: int | None, blocks: int, frozen: list[str], start: str
+    paths: Sequence[PathModel], join: Choice, layout: dict[str, Any], notes: list[str], frozen: list[str], start: str
 ) -> EditPlan:
-    """Lay the model out, build it on the meta device and account for its tensors."""
+    """Build the model on the meta device, as it was laid out with these notes, and account for its tensors."""
     first, names = paths[0].plain, [path.name for path in paths]
-    architecture, notes = lay_out(paths, join, layers, blocks)
-    config = BraidConfig(architecture, vocab_size=first.config.vocab_size, frozen=frozen, **first.token_ids)
+    config = BraidConfig(layout, vocab_size=first.config.vocab_size, frozen=frozen, **first.token_ids)
     model, averaged = skeleton(config), join.kind in averages
     title = f"Compose {' + '.join(names)}: width {config.hidden_size}, join {join.kind}"
     account, parameters = account_for(model, paths), dict(model.named_parameters())
@@ -55,7 +53,7 @@ def plan_composition(
         f"  trained      {count:,} ({count / facts['parameters']:.0%})",
         f"  memory       weights {memory}, in training with AdamW {training} (float32, activations on top)",
     ]
-    notes.append(_stacking(model, paths))
+    notes = [*notes, _stacking(model, paths)]
     if kinds := [kind for kind in fresh_parts(account) if kind in ("projections", "joins")]:
         notes.append(f"{' and '.join(kinds)} begin {STARTS[start]}")
     sources = {path.name: path.source for path in paths if path.source is not None}

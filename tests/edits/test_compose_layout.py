@@ -9,9 +9,8 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import load_config, load_model
 from braidlm.edits.account import Derived
-from braidlm.edits.compose import compose, composed_architecture
+from braidlm.edits.compose import compose, composed_architecture, full_width_block, lay_out
 from braidlm.edits.composing.composition import account_for
-from braidlm.edits.composing.layout import full_width_block, lay_out
 from braidlm.edits.composing.path_models import PathModel
 from braidlm.model.config.braid_config import BraidConfig, read_architecture
 from braidlm.model.config.registry import Choice
