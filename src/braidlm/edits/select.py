@@ -37,7 +37,6 @@ Rule = Literal["smallest-change", "only-if-helps", "as_printed"]
 LORA_FILES = (LORA_CONFIG, "adapter_model.safetensors")
 """Adapters that may stand beside the gates of a decoder, and stay as they are."""
 PROBE = 64
-"""Tokens at which logits are compared."""
 COLUMNS = ["layer", "perplexity without", "with its gate", "change", "", "why"]
 
 
@@ -216,7 +215,6 @@ class Selection:
     title: str
     rule: Rule
     lenses: dict[int, LayerLens]
-    """By layer."""
     verdicts: list[Verdict]
     before: Quality
     after: Quality

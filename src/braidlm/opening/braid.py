@@ -37,7 +37,6 @@ class OpenedBraid(OpenedModel):
         super().__init__(folder, hub, **options)
         self.kind = model_type(folder)
         self.is_bridged = self.kind != BRAID
-        """Whether the folder is of another format."""
         if self.kind not in (known := (BRAID, *folder_formats())):
             raise BraidError(f"this folder holds a '{self.kind}' model; Braid reads {', '.join(known)}", str(folder))
 

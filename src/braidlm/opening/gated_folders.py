@@ -65,7 +65,6 @@ class GateAdapter:
     width: Size
     """Channels of the base's stream."""
     depth: Layers
-    """Layers of the base."""
     gates: GatesConfig
     format: int = 1
 

@@ -33,7 +33,6 @@ class DecoderParts:
     head: nn.Module
     embedding: nn.Module
     width: int
-    """Channels of the stream."""
 
 
 def find_parts(model: PreTrainedModel) -> DecoderParts:

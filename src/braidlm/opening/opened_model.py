@@ -51,7 +51,6 @@ class OpenedModel(ABC):
         self.paths = None if paths is None else list(paths)
         """The active paths, if they were chosen; else those that the folder says."""
         self.without = list(without) if without else None
-        """The modules that are switched off, if any."""
 
     @property
     def address(self) -> str:

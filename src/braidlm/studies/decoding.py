@@ -125,7 +125,6 @@ class TrainedModel:
     seed: int
     """The first seed for an average of all seeds."""
     model: Path
-    """Its model folder."""
     run: Run | None = None
     """Its training; None for a model that was only edited or averaged, or that was given."""
     parts: list["TrainedModel"] = field(default_factory=list)

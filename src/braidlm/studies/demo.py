@@ -36,7 +36,6 @@ PRONOUNS = 200
 PROBLEM = generate_problem(seed=7, index=0)
 """A problem of another seed than the training's, which the models have not seen."""
 PROMPTS = {"stories": "Once upon a time, there was a", "maths": f"Question: {PROBLEM.question}\nSolution:"}
-"""The beginnings of the samples, by domain."""
 ROUTED = (
     "After each layer a router chooses, for each token, one of the paths or their combination. Nobody told it which "
     "text is a story and which a problem."
@@ -63,7 +62,6 @@ class DemoFacts:
     seconds: dict[str, float]
     vocab_size: int
     routes: RoutingReport | None
-    """The routes of tokens in the composed model."""
 
     @property
     def composed(self) -> ModelResult:

@@ -18,7 +18,6 @@ from braidlm.studies.tables import add_recipes, cells, duration
 from braidlm.training.run_folder import identity
 
 NAME = "runs"
-"""The name of the table's files."""
 PAGE = f"{NAME}.html"
 BITS = "bits per byte"
 RESULTS = (
@@ -31,7 +30,6 @@ SEED = re.compile(r"\bseed=\d+,?")
 MAX_BARS = 20
 """At most so many recipes are drawn."""
 SHOWN = (BITS, "best", "best at step", "wall clock", "state")
-"""The columns in the terminal."""
 
 
 def gather_runs(folders: Sequence[StrPath], out: StrPath) -> list[ModelResult]:

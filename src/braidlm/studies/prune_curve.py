@@ -45,7 +45,6 @@ class PrunedPoint(Point):
     share: float
     """The parameters as a share of those of the first model as it is."""
     modules: int
-    """How many modules are left, over all layers."""
     threshold: float | None = None
     keep: float | None = None
 

@@ -68,7 +68,6 @@ class ModelResult:
     flops_per_token: int | None = None
     """The cost of a forward pass."""
     trainable: int | None = None
-    """How many parameters were trained."""
     steps: int = 0
     tokens: int = 0
     """Seen in training; for a composed model, after it was composed, for a variant, after its edits, for an average by
@@ -85,7 +84,6 @@ class ModelResult:
     """Seconds of the whole run up to its last record, everything included; 0 where its records do not say."""
     losses: list[Point] = field(default_factory=list)
     curve: list[Point] = field(default_factory=list)
-    """Every validation."""
     bits: Bits = field(default_factory=dict)
     """Bits per byte of held-out text: of the last validation, or in a study measured again in float32."""
     halves: dict[str, Bits] = field(default_factory=dict)
@@ -93,7 +91,6 @@ class ModelResult:
     silenced: dict[str, Bits] = field(default_factory=dict)
     """The bits per byte of a composed model when one path is inactive, by that path."""
     tasks: dict[str, float] = field(default_factory=dict)
-    """Scores on a study's tasks."""
     babylm: dict[str, float] = field(default_factory=dict)
     """Where BabyLM's tasks are among them, scores by the columns of the MoEP paper's Table 1."""
     hardware: str | None = None

@@ -45,7 +45,6 @@ class SweepRun:
     folder: Path
     """`<the recipe's folder>/<label>`."""
     recipe: dict[str, Any]
-    """Resolved."""
     failed: bool = False
 
 

@@ -40,7 +40,6 @@ class LlamaCppArchitecture(HuggingFaceBridge):
     """A bridge to Hugging Face whose models llama.cpp knows; here tensors still have Hugging Face's names."""
 
     name: ClassVar[str]
-    """As `general.architecture` has it."""
 
     def add_hyperparameters(self, writer: Any, info: ModelInfo) -> None:
         """Give gguf's writer the sizes and constants of a model."""

@@ -35,7 +35,6 @@ class Section:
     """Neighbouring blocks of a model that are equal."""
 
     blocks: list[str]
-    """Their addresses, in order."""
     options: dict[str, Any]
     """With sizes that follow from the width made explicit."""
 
