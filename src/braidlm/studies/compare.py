@@ -127,7 +127,7 @@ def _load(recipes: Sequence[str | dict[str, Any]], overrides: list[str] | None) 
     labels = [f"recipe {at}" if isinstance(one, dict) else str(one) for at, one in enumerate(recipes, 1)]
     for label, recipe in zip(labels, recipes, strict=True):
         with collecting(problems, f"{label}: "):
-            if isinstance(recipe, str):
+            if not isinstance(recipe, dict):
                 data = compose_recipe(recipe, overrides)
                 if is_study(data):
                     raise BraidError("this is a study, which compares its own models: `braid train` runs it")
