@@ -258,11 +258,8 @@ class Import:
     def write(self, out: Path) -> None:
         """Read the tensors one after another and write the model folder."""
         source = {"path": self.name, "format": self.kind, "weights": self.checkpoint.hashes()}
-        lineage: dict[str, Any] = {
-            "made_by": f"convert from {self.kind}",
-            "sources": [source | licence_record(self.path)],
-            **({"ignored": self.checkpoint.ignored} if self.checkpoint.ignored else {}),
-        }
+        lineage = {"made_by": f"convert from {self.kind}", "sources": [source | licence_record(self.path)]}
+        lineage |= {"ignored": self.checkpoint.ignored} if self.checkpoint.ignored else {}
         save_model(self.model(), out, self.tokenizer, lineage)
 
     def model(self) -> BraidForCausalLM:
@@ -319,13 +316,9 @@ class Export:
                 state[f"{address}.weight"] = own
         for mapping in self.mappings:
             tensors |= mapping.to_foreign(state[mapping.braid].float())
-        source = {
-            "path": self.name,
-            "format": "braid",
-            "weights": [{"file": WEIGHTS, "sha256": sha256_of(self.folder / WEIGHTS)}],
-            **licence_record(self.folder),
-            "lineage": load_lineage(self.folder),
-        }
+        weights = [{"file": WEIGHTS, "sha256": sha256_of(self.folder / WEIGHTS)}]
+        source: dict[str, Any] = {"path": self.name, "format": "braid", "weights": weights}
+        source |= licence_record(self.folder) | {"lineage": load_lineage(self.folder)}
         made_by = f"convert to {self.kind}"
         lineage = {"format": 1, "made_by": made_by, "sources": [source], "versions": versions()}
         self.target.write(out, tensors, self.tokenizer, lineage)

@@ -138,15 +138,10 @@ def carry_out(
             check_promise(promise, source.load(dtype=torch.float32)(ids).logits, model(ids).logits)
     if plan.check is not None:
         plan.check(model)
-    lineage = {
-        **record,
-        **({} if plan.measure is None else {"measured": plan.measure(model)}),
-        "sources": [{"name": name, **source.edit_record()} for name, source in sources.items()],
-        **plan.account.record(),
-    }
-    folder = given_path(out)
-    save_model(model, folder, tokenizer, lineage)
-    return folder
+    lineage = record | ({} if plan.measure is None else {"measured": plan.measure(model)})
+    lineage["sources"] = [{"name": name, **source.edit_record()} for name, source in sources.items()]
+    save_model(model, given_path(out), tokenizer, lineage | plan.account.record())
+    return given_path(out)
 
 
 def show_plan(lines: Iterable[str], dry_run: bool) -> bool:

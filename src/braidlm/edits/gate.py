@@ -120,10 +120,8 @@ class AddGates(Edit):
         parameters = sum(parameter.numel() for parameter in model.parameters())
         options = [f"rank {self.rank}"] * (self.rank is not None) + ["a bias"] * self.bias
         kind = f"{self.kind} ({', '.join(options)})" if options else self.kind
-        return (
-            f"Gate {name}: a gate of kind {kind} around layers {layer_ranges(list(gates))}, {added:,} parameters "
-            f"beside its {parameters - added:,}; no logit changes"
-        )
+        more = f"{added:,} parameters beside its {parameters - added:,}; no logit changes"
+        return f"Gate {name}: a gate of kind {kind} around layers {layer_ranges(list(gates))}, {more}"
 
 
 def _account(model: Any, tensors: Iterable[str]) -> Account:

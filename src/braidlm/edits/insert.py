@@ -88,10 +88,9 @@ class Insert(Edit):
             account.origins[f"{router}.opening"] = Fresh("closed modules", router)
         before = source.info.parameters
         names = self.names[0] if self.modules == 1 else f"{self.names[0]} to {self.names[-1]}"
-        title = (
-            f"Insert {names} into {source.title}: {self.modules} new modules for each of {len(grown)} routers, "
-            f"{parameters(model) - before:,} parameters beside its {before:,}"
-        )
+        more = f"{parameters(model) - before:,} parameters beside its {before:,}"
+        routers = f"{self.modules} new modules for each of {len(grown)} routers"
+        title = f"Insert {names} into {source.title}: {routers}, {more}"
         notes = [f"training will leave as they are: {', '.join(frozen)}"]
         if "embedding" in frozen and not source.config.tie_word_embeddings:
             notes.append("the head has weights of its own; they stay as they are, as the embedding does")

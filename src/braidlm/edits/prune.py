@@ -73,10 +73,8 @@ class Prune(Edit):
         for one in modules:
             if one.new and not one.rows_of(one.opening, kept[one.address], ()):
                 account.left_out[Part(SOURCE, one.opening)] = "no inserted module is left"
-        title = (
-            f"Prune {source.title}: {sum(map(len, dropped.values()))} of {sum(len(one.names) for one in modules)} "
-            f"modules go, {staying(source.info.parameters, parameters(model))}"
-        )
+        go = f"{sum(map(len, dropped.values()))} of {sum(len(one.names) for one in modules)} modules go"
+        title = f"Prune {source.title}: {go}, {staying(source.info.parameters, parameters(model))}"
         details, notes = [], []
         for one in modules:
             used, left, top_k = usage[one.address], len(kept[one.address]), one.router["top_k"]

@@ -80,10 +80,9 @@ class Quantize(Edit):
         notes = notes_of(source)
         if self.embedding and not ends:
             embedding, head = (getattr(source.info.architecture, end).kind for end in ("embedding", "head"))
-            notes.append(
-                f"`embedding` quantises nothing here: the embedding is `{embedding}` and the head `{head}`, and only "
-                "`tokens` with `linear` can be quantised"
-            )
+            are = f"the embedding is `{embedding}` and the head `{head}`"
+            only = "only `tokens` with `linear` can be quantised"
+            notes.append(f"`embedding` quantises nothing here: {are}, and {only}")
         if self.scheme == "int4" and (wide := len(matrices) - len(small)):
             notes.append(f"{wide} matrices have 8 bits: {self.group} does not divide their inputs")
         stay = staying(before, after, "bytes of weights")

@@ -47,11 +47,9 @@ class Share(Edit):
             raise BraidError(f"no stage of this model has {least} of one shape to share weights", source.title)
         model = skeleton(source.config_with(stages=stages))
         before = {n: origin.parts[0].tensor for n, origin in moved(model.state_dict(), addresses).derived.items()}
-        counts = source.info.parameters, parameters(model)
-        title = (
-            f"Share {self.what} of {self.layers} layers of {source.title}: {counts[1]:,} parameters in place of "
-            f"{counts[0]:,} ({counts[1] / counts[0]:.1%})"
-        )
+        old, new = source.info.parameters, parameters(model)
+        fewer = f"{new:,} parameters in place of {old:,} ({new / old:.1%})"
+        title = f"Share {self.what} of {self.layers} layers of {source.title}: {fewer}"
         notes = [f"stages.{n} ({next(iter(stages[n]))}) shares {self.what}" for n in sharing]
         if self.lora:
             notes.append("a LoRA begins as the best approximation of what its layer's own matrices had beside these")

@@ -63,17 +63,14 @@ class Withdraw(Edit):
         if alone and "head.bias" in account.origins:
             account.origins["head.bias"] = from_source("head.bias", _one_row(kept[0], "its own"))
         account.leave_out_unused(source.info.tensors, "of a model that leaves")
-        title = (
-            f"Withdraw {', '.join(name for name in names if name not in left)} from {source.title}: "
-            f"{', '.join(left)} {'stays' if len(left) == 1 else 'stay'}, "
-            f"{parameters(model):,} of {source.info.parameters:,} parameters"
-        )
+        leave = ", ".join(name for name in names if name not in left)
+        stay = f"{', '.join(left)} {'stays' if len(left) == 1 else 'stay'}"
+        size = f"{parameters(model):,} of {source.info.parameters:,} parameters"
+        title = f"Withdraw {leave} from {source.title}: {stay}, {size}"
         notes = list(source.notes)
         if "paths" not in source.config.frozen and _was_trained(source.edit_record()):
-            notes.append(
-                "the models of this average were trained together: those that stay may have learned from the text of "
-                "those that leave"
-            )
+            learned = "those that stay may have learned from the text of those that leave"
+            notes.append(f"the models of this average were trained together: {learned}")
         return EditPlan(title, model, account, notes, paths=names, check=partial(_check, source, left))
 
     def _kept(self, source: OpenedBraid) -> list[int]:
@@ -86,12 +83,10 @@ class Withdraw(Edit):
             what = "only a model of an average can be withdrawn for good: other joins have learned from all their paths"
             raise BraidError(what, source.title, "Switch it off (`--paths`), or compose again without it.")
         if shared := _shared(source.info):
-            raise BraidError(
-                "a model can be withdrawn only where the models share no part, as after `braid compose --join average`,"
-                f" and here:{bullet_list(shared)}",
-                source.title,
-                "Switch the model off (`--paths`), or compose the others and train what they share.",
-            )
+            only = "a model can be withdrawn only where the models share no part"
+            what = f"{only}, as after `braid compose --join average`, and here:{bullet_list(shared)}"
+            todo = "Switch the model off (`--paths`), or compose the others and train what they share."
+            raise BraidError(what, source.title, todo)
         for name in self.paths:
             if name not in head.names:
                 raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, head.names)}", source.title)

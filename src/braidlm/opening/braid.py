@@ -95,13 +95,10 @@ class OpenedBraid(OpenedModel):
     def edit_record(self) -> dict[str, Any]:
         """Which model this is, for the lineage of a model that an edit makes of it: with what was known of it."""
         if self.is_bridged:
-            bridged = self.bridged
-            return {
-                **self.record(),
-                "model": bridged.name,
-                "read_as": {link.braid: list(link.foreign) for link in bridged.mappings},
-                **({"ignored": bridged.checkpoint.ignored} if bridged.checkpoint.ignored else {}),
-            }
+            read_as = {link.braid: list(link.foreign) for link in self.bridged.mappings}
+            ignored = self.bridged.checkpoint.ignored
+            known = self.record() | {"model": self.bridged.name, "read_as": read_as}
+            return known | ({"ignored": ignored} if ignored else {})
         lineage = (self.lineage or {}) | {LENGTH: trained_length(self.lineage)}
         known = {key: lineage[key] for key in FROM_THE_SOURCE if lineage.get(key)}
         return {**self.record(), "format": BRAID, **known}
@@ -143,11 +140,6 @@ class OpenedBraid(OpenedModel):
 
     def config_with(self, frozen: Sequence[str] | None = None, **parts: Any) -> BraidConfig:
         """The configuration with other parts of the architecture, and other parts that training leaves as they are."""
-        config = self.config
-        return BraidConfig(
-            config.architecture | parts,
-            vocab_size=config.vocab_size,
-            frozen=list(config.frozen if frozen is None else frozen),
-            paths=config.paths,
-            **{name: getattr(config, name) for name in TOKEN_IDS},
-        )
+        config, frozen = self.config, list(self.config.frozen if frozen is None else frozen)
+        kept = {name: getattr(config, name) for name in ("vocab_size", "paths", *TOKEN_IDS)}
+        return BraidConfig(config.architecture | parts, frozen=frozen, **kept)

@@ -42,10 +42,8 @@ MEMORY = "memory.json"
 PAGE, TABLE, RESULTS = "compare", "compare", "results"
 """The names of the files."""
 COSTS = ("parameters", "active", "FLOPs per token", "tokens/s", "memory", "training")
-FACTS = (
-    *("name", "parameters", "active_parameters", "flops_per_token", "tokens", "tokens_per_second", "memory", "seconds"),
-    "bits_per_byte",
-)
+SIZES = ("name", "parameters", "active_parameters", "flops_per_token", "tokens", "tokens_per_second", "memory")
+FACTS = (*SIZES, "seconds", "bits_per_byte")
 """The columns of the CSV file before those of the data sets."""
 MAX_DIFFERENCES = 60
 """Rows of the table of what differs; models of different shapes differ in more, and the page has both in full."""

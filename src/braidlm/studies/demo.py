@@ -300,11 +300,9 @@ def _owners(composed: ModelResult, paths: Sequence[ModelResult], ngrams: Mapping
         f"{' to '.join(ends)} on another's.",
         f"Beside them the composed model is {compared(composed.bits, own)}.",
     ]
-    sentences += [
-        f"A {name} model of all the text of a domain has {_listed(bits)}; beside the composed model it is "
-        f"{compared(bits, composed.bits)}."
-        for name, bits in ngrams.items()
-    ]
+    for name, bits in ngrams.items():
+        beside = f"beside the composed model it is {compared(bits, composed.bits)}."
+        sentences.append(f"A {name} model of all the text of a domain has {_listed(bits)}; {beside}")
     return " ".join(sentences)
 
 

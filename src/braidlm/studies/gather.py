@@ -20,10 +20,8 @@ from braidlm.training.run_folder import identity
 NAME = "runs"
 PAGE = f"{NAME}.html"
 BITS = "bits per byte"
-RESULTS = (
-    *("seed", BITS, "best", "best at step", "parameters", "FLOPs per token", "words"),
-    *("training", "wall clock", "hardware", "state"),
-)
+COSTS = ("parameters", "FLOPs per token", "words", "training", "wall clock", "hardware")
+RESULTS = ("seed", BITS, "best", "best at step", *COSTS, "state")
 """The columns for people after those that differ."""
 SEED = re.compile(r"\bseed=\d+,?")
 """The part of the name of a sweep's run in which runs of one recipe differ."""

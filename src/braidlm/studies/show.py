@@ -218,10 +218,8 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
             "Extra losses read the plain pass: on a GPU the step is compiled by torch, without kernels of ours."
         )
     if vocab_size is None:
-        notes.append(
-            f"The vocabulary comes from the tokenizer; counted here with GPT-2's {ASSUMED_VOCABULARY:,} tokens. "
-            f"{key}=N counts with another."
-        )
+        counted = f"counted here with GPT-2's {ASSUMED_VOCABULARY:,} tokens. {key}=N counts with another."
+        notes.append(f"The vocabulary comes from the tokenizer; {counted}")
     with errors_at(name):
         facts = costs_and_kernels(BraidConfig(architecture, vocab_size or ASSUMED_VOCABULARY), length)
     with collecting(notes):

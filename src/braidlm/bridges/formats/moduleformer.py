@@ -88,18 +88,11 @@ class ModuleFormerConfig:
     def architecture(self) -> dict[str, Any]:
         # Keys and values are the stream itself where attention is as wide as the model.
         keys = {"keys": "stream"} if self.att_hidden == self.n_embd else {"keys": "shared", "kv_bias": True}
-        attention = {
-            "kind": "stick_breaking",
-            "heads": self.n_head,
-            "head_dim": self.att_hidden // self.n_head,
-            "experts": {"names": self.n_att_experts, **keys, "router": self.router(self.k_att)},
-        }
-        feed = {
-            "kind": "mlp",
-            "hidden": self.ffd_hidden,
-            "activation": self.activation_function,
-            "experts": {"names": self.n_mlp_experts, "router": self.router(self.k_mlp)},
-        }
+        sizes = {"heads": self.n_head, "head_dim": self.att_hidden // self.n_head}
+        experts = {"names": self.n_att_experts, **keys, "router": self.router(self.k_att)}
+        attention = {"kind": "stick_breaking", **sizes, "experts": experts}
+        feed = {"kind": "mlp", "hidden": self.ffd_hidden, "activation": self.activation_function}
+        feed["experts"] = {"names": self.n_mlp_experts, "router": self.router(self.k_mlp)}
         return {
             "width": self.n_embd,
             "context": self.block_size,
@@ -164,11 +157,10 @@ class ModuleFormerBridge(ExportingBridge):
         if not all(isinstance(x.attention, MixtureOfHeads) and isinstance(x.feed, RoutedFeed) for x in layers):
             return ["attention and feed-forward must be experts in every block, attention with shared keys"]
         same = ModelInfo(BraidConfig(decode(ModuleFormerConfig, self.settings(info)).architecture()))
-        problems = [
-            f"stage {number} in {self.title}: {change}"
-            for number in range(len(info.architecture.stages))
-            for change in changes(_function(info.block_options(number)), _function(same.block_options(0)))
-        ]
+        problems, theirs = [], _function(same.block_options(0))
+        for number in range(len(info.architecture.stages)):
+            differing = changes(_function(info.block_options(number)), theirs)
+            problems += [f"stage {number} in {self.title}: {change}" for change in differing]
         for part in ("positions", "embedding", "head"):
             kind, needed = (getattr(x, part).kind for x in (info.architecture, same.architecture))
             if kind != needed:
