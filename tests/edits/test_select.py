@@ -49,7 +49,7 @@ def changes_of(folder: Path) -> dict[int, float]:
 def test_a_threshold_parts_those_that_stay_from_those_that_go(
     changes: dict[int, float], rule: Any, threshold: float | None
 ) -> None:
-    share = RULES[rule].threshold if threshold is None else threshold
+    share = RULES[rule][2] if threshold is None else threshold
     wanted = {"smallest-change": abs, "only-if-helps": lambda x: -x, "as_printed": lambda x: x}[rule]
     largest = max(map(wanted, changes.values()))
     stays = {verdict.layer for verdict in judge(changes, rule, threshold=threshold) if verdict.stays}
@@ -61,9 +61,9 @@ def test_a_threshold_parts_those_that_stay_from_those_that_go(
 def test_the_best_are_kept(changes: dict[int, float], rule: Any, keep: int) -> None:
     verdicts = judge(changes, rule, keep)
     assert [verdict.layer for verdict in verdicts] == list(changes)
-    stays = [RULES[rule].score(changes[verdict.layer]) for verdict in verdicts if verdict.stays]
-    goes = [RULES[rule].score(changes[verdict.layer]) for verdict in verdicts if not verdict.stays]
-    assert len(stays) == min(keep, sum(RULES[rule].score(change) > 0 for change in changes.values()))
+    stays = [RULES[rule][1](changes[verdict.layer]) for verdict in verdicts if verdict.stays]
+    goes = [RULES[rule][1](changes[verdict.layer]) for verdict in verdicts if not verdict.stays]
+    assert len(stays) == min(keep, sum(RULES[rule][1](change) > 0 for change in changes.values()))
     assert all(score > 0 for score in stays)
     assert not stays or all(score <= min(stays) for score in goes)
 

@@ -62,11 +62,10 @@ class MixtralPlan:
         after = sum(tensor.numel() for tensor in self.tensors.values())
         count, top_k = self.config.num_local_experts, self.config.num_experts_per_tok
         idle = sum(t.numel() for name, t in self.tensors.items() if EXPERTS in name) * (count - top_k) // count
-        title = (
-            f"Upcycle {self.source.title} to Mixtral: {count} experts for each feed-forward part, of which a token "
-            f"takes {top_k}; {after:,} parameters in place of {before:,}, {after - idle:,} active per token; "
-            f"{sum(tensor.nbytes for tensor in self.tensors.values()):,} bytes to write"
-        )
+        experts = f"{count} experts for each feed-forward part, of which a token takes {top_k}"
+        size = f"{after:,} parameters in place of {before:,}, {after - idle:,} active per token"
+        written = f"{sum(tensor.nbytes for tensor in self.tensors.values()):,} bytes to write"
+        title = f"Upcycle {self.source.title} to Mixtral: {experts}; {size}; {written}"
         return [title, *account_table(self.account), *(f"  note: {note}" for note in self.notes)]
 
 

@@ -110,11 +110,9 @@ class Upcycle(Edit):
         """What the options mean, for the plan."""
         equal = "the copies are equal and the weights of those that a token takes sum to 1: no logit changes"
         noisy = f"the copies differ by noise of {self.noise:g} of each matrix's standard deviation: predictions change"
-        weight = (
-            "a token takes one expert, whose weight is always 1: only balance losses train the routers, and with "
-            "`--top-k 2` the text trains them too"
-        )
-        return [noisy if self.noise else equal, *([weight] if self.top_k == 1 else [])]
+        only = "only balance losses train the routers, and with `--top-k 2` the text trains them too"
+        weight = f"a token takes one expert, whose weight is always 1: {only}"
+        return [noisy if self.noise else equal, *[weight] * (self.top_k == 1)]
 
 
 @torch.no_grad()

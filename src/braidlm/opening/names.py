@@ -125,7 +125,7 @@ def named(folder: Path, hub: str | None) -> str:
 
 
 def study_models(folder: Path) -> list[Path]:
-    """The runs of a study's folder and what was made of them, by seed and name; then what was made of all seeds. None
+    """The runs of a study's folder and what was made of them, by seed and name; then what was made of all seeds. Empty
     if it is not a study's."""
     seeds = sorted((int(match[1]), path) for path in folder.glob("seed-*") if (match := _SEED.fullmatch(path.name)))
     found = [model for _, seed in seeds for model in sorted(seed.iterdir()) if is_run(model) or _is_made(model)]

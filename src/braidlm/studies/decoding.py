@@ -68,10 +68,8 @@ def decode_study(data: dict[str, Any]) -> Study:
     decoded = {"models": models, "steps": {str(n): _step(one, str(n), models, problems) for n, one in steps.items()}}
     data = data | {key: value for key, value in decoded.items() if isinstance(data.get(key), dict)}
     if "budget" in training:
-        problems.append(
-            "training.budget: a study's budgets come from `epochs` and its data; leave it out, or give a step one "
-            "of its own: `steps.NAME.train.budget`"
-        )
+        instead = "leave it out, or give a step one of its own: `steps.NAME.train.budget`"
+        problems.append(f"training.budget: a study's budgets come from `epochs` and its data; {instead}")
     else:
         with collecting(problems):
             decode(StudyTraining, training, "training")

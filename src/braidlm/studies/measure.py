@@ -73,16 +73,14 @@ def _measured(trained: TrainedModel, texts: Texts, halves: dict[str, Texts], dev
         own = replace(read_run(trained.name, trained.run.folder), trainable=trained.run.trainable)
     members = [part.run for part in trained.parts if part.run is not None] if trained.kind == "average" else []
     trainings = [read_run("", run.folder) for run in members] or [own]
+    spent = ("tokens", "words", "seconds", "wall_seconds")
     return replace(
         own,
         kind=trained.kind,
         seed=trained.seed,
         folder=trained.model,
         **vars(model_cost(model)),
-        tokens=sum(one.tokens for one in trainings),
-        words=sum(one.words for one in trainings),
-        seconds=sum(one.seconds for one in trainings),
-        wall_seconds=sum(one.wall_seconds for one in trainings),
+        **{key: sum(getattr(one, key) for one in trainings) for key in spent},
         bits=_scores(model, texts),
         halves={half: _scores(model, each) for half, each in halves.items()},
         silenced=silenced,

@@ -79,11 +79,8 @@ def fresh_parts(account: Account) -> list[str]:
 
 def shows_routes(model: BraidForCausalLM, paths: Sequence[PathModel]) -> bool:
     """Whether `braid routes` can tell which path a token takes: there is a router, or paths as wide as the join."""
-    widths = {path.width for path in paths}
-    return any(
-        not isinstance(one, Join) or hasattr(one, "router") or widths == {one.width_out}
-        for one in routing_modules(model)
-    )
+    joins, widths = routing_modules(model), {path.width for path in paths}
+    return any(not isinstance(one, Join) or hasattr(one, "router") or widths == {one.width_out} for one in joins)
 
 
 def _alignment(model: BraidForCausalLM, paths: Sequence[PathModel]) -> list[str]:

@@ -198,10 +198,8 @@ def read_structure(shapes: Shapes) -> MoepStructure:
         raise _refusal(f"missing the weight of norm 1 of {name}, a vector that shows the width inside")
     (narrow,) = shapes[norm]
     shrink, grow = _directions(banks, width, narrow, shapes)
-    for bank, inputs in ((shrink, width), (grow, narrow)):
-        bank.hidden = _inner_size(bank.members, inputs, shapes)
-    for layer in layers:
-        layer.hidden = _inner_size(layer.members, narrow, shapes)
+    for bank in (shrink, grow, *layers):
+        bank.hidden = _inner_size(bank.members, width if bank is shrink else narrow, shapes)
     hidden = _inner_size(wide, width, shapes)
     return MoepStructure(outer, before, after, shrink, grow, layers, vocabulary, positions, width, narrow, hidden)
 
