@@ -49,7 +49,8 @@ def changes_of(folder: Path) -> dict[int, float]:
 def test_a_threshold_parts_those_that_stay_from_those_that_go(
     changes: dict[int, float], rule: Any, threshold: float | None
 ) -> None:
-    share = RULES[rule][2] if threshold is None else threshold
+    _, _, default = RULES[rule]
+    share = default if threshold is None else threshold
     wanted = {"smallest-change": abs, "only-if-helps": lambda x: -x, "as_printed": lambda x: x}[rule]
     largest = max(map(wanted, changes.values()))
     stays = {verdict.layer for verdict in judge(changes, rule, threshold=threshold) if verdict.stays}
@@ -59,11 +60,11 @@ def test_a_threshold_parts_those_that_stay_from_those_that_go(
 
 @given(CHANGES, st.sampled_from(list(RULES)), st.integers(0, 12))
 def test_the_best_are_kept(changes: dict[int, float], rule: Any, keep: int) -> None:
-    verdicts = judge(changes, rule, keep)
+    verdicts, (_, in_favour, _) = judge(changes, rule, keep), RULES[rule]
     assert [verdict.layer for verdict in verdicts] == list(changes)
-    stays = [RULES[rule][1](changes[verdict.layer]) for verdict in verdicts if verdict.stays]
-    goes = [RULES[rule][1](changes[verdict.layer]) for verdict in verdicts if not verdict.stays]
-    assert len(stays) == min(keep, sum(RULES[rule][1](change) > 0 for change in changes.values()))
+    stays = [in_favour(changes[verdict.layer]) for verdict in verdicts if verdict.stays]
+    goes = [in_favour(changes[verdict.layer]) for verdict in verdicts if not verdict.stays]
+    assert len(stays) == min(keep, sum(in_favour(change) > 0 for change in changes.values()))
     assert all(score > 0 for score in stays)
     assert not stays or all(score <= min(stays) for score in goes)
 

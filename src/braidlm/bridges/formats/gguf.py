@@ -100,8 +100,8 @@ class LlamaCppGPT2(GPT2Bridge, LlamaCppArchitecture):
 
     def export_problems(self, info: ModelInfo) -> list[str]:
         problems = super().export_problems(info)
-        feed = info.block.feed
-        if info.is_stack and feed.kind == "mlp" and (name := feed.options.activation) != "gelu_new":
+        feed = info.block.feed if info.is_stack else None
+        if feed is not None and feed.kind == "mlp" and (name := feed.options.activation) != "gelu_new":
             problems.append(f"the activation is '{name}'; {self.title} has 'gelu_new'")
         return problems
 

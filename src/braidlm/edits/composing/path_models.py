@@ -44,7 +44,11 @@ class PathModel:
 
     def __init__(self, name: str, plain: ModelInfo, source: OpenedBraid | None = None):
         self.name, self.plain, self.source = name, plain, source
-        self.architecture, self.width, self.depth = plain.architecture, plain.architecture.width, len(plain.layers)
+        self.architecture, self.width = plain.architecture, plain.architecture.width
+
+    @property
+    def depth(self) -> int:
+        return len(self.plain.layers)
 
     @cached_property
     def sections(self) -> list[Section]:
