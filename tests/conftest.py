@@ -70,12 +70,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
-    """Tiny models are slower on two threads, and the other core may be busy."""
+    """Tiny models are slower on two threads, and the other core may be busy; nor do processes pack little text faster,
+    of which `prepare` starts one for each core unless it is told how many."""
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.cpu_count", lambda: 1)
+        yield
     torch.set_num_threads(before)
 
 

@@ -44,7 +44,7 @@ def log_probabilities(model: Any) -> torch.Tensor:
     return model(ids()).logits.log_softmax(-1)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("gone", ["a", "b", "c", "ab", "bc", "ac"])
+@pytest.mark.parametrize("gone", ["b", "c", "ab"])
 @torch.no_grad()
 def test_the_others_are_averaged(whole: Path, gone: str, tmp_path: Path) -> None:
     out = edit("withdraw", whole, tmp_path / "out", paths=list(gone))

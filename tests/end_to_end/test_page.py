@@ -24,7 +24,7 @@ from tests.end_to_end.page_server import SCRIPT, add_record, page_server, save_m
 
 expect = sync_api.expect
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
-OPTIONS = ["--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking",
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
            "--disable-component-update", "--disable-sync"]  # fmt: skip
 PROMPT = "Once upon a time"
 NAMED = f"named {SCRIPT}"

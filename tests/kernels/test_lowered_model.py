@@ -415,11 +415,10 @@ def test_logits_equal_the_plain_ones(name: str, device: str) -> None:
     [
         DENSE["gpt2"],
         ROUTED["moep"] | {"stages": ROUTED["moep"]["stages"][1:3], "tie_embeddings": False},
-        ROUTED["depths alone, with biases"],
-        ROUTED["gates around paths and experts"],
+        ROUTED["gates around depths"],
         ROUTED["a shared part, and more choices than a norm's kernel holds"],
     ],
-    ids=["gpt2", "moep's projection and parallel layers", "depths", "gates", "experts beside a shared part"],
+    ids=["gpt2", "moep's projection and parallel layers", "depths and gates", "experts beside a shared part"],
 )
 @pytest.mark.parametrize("dropout", [0.3, {"feed": 0.3, "experts": 0.3, "expert_outputs": 0.3}], ids=["", "of parts"])
 def test_a_layer_that_is_computed_again_drops_the_same(

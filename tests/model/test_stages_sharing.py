@@ -134,9 +134,7 @@ def test_any_combination_is_counted_by_its_parameters_and_uses(
         assert cost.flops_per_token == whole.flops_per_token + added
 
 
-@pytest.mark.parametrize(
-    ("stage", "tied"), [("blocks", True), ("blocks", False), ("stacked paths", False), ("paths one by one", True)]
-)
+@pytest.mark.parametrize(("stage", "tied"), [("blocks", True), ("stacked paths", False), ("paths one by one", True)])
 def test_a_shared_tensor_is_saved_once_and_shared_again(
     stage: str, tied: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

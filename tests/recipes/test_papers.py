@@ -15,30 +15,13 @@ from braidlm.studies.decoding import decode_study
 from braidlm.studies.running import run_study
 from braidlm.training.step import compute
 from braidlm.training.train import train
-from tests.recipes.toy import STEPS, VOCABULARY, alike, toy, words
+from tests.recipes.toy import STEPS, VOCABULARY, kind, toy, with_what_they_read, words
 from tests.tiny_decoders import save_decoder
 
 WHOLE = {f"papers/papaformer/{name}" for name in ("owners", "spoken-and-written", "stories-and-maths")}
 """Studies that tests/recipes/test_papaformer_again.py runs whole."""
 NAMES = [name for name, _ in list_recipes() if name.startswith("papers/") and name not in WHOLE]
 COMPOSED = {name: compose_recipe(name) for name in NAMES}
-
-
-def references(step: dict[str, Any]) -> list[str]:
-    """The steps and the models that a step reads."""
-    teacher = (step.get("distil") or {}).get("teacher")
-    named = (step.get("of"), teacher, step.get("model"))
-    return [*(step.get("compose") or []), *(step.get("average") or []), *filter(None, named)]
-
-
-def kind(study: dict[str, Any], name: str) -> str:
-    """What a step does and what it reads, whatever the numbers, the domains and the names of other steps."""
-    if name in study["models"]:
-        return json.dumps(words(study["models"][name]), sort_keys=True)
-    step = study["steps"][name]
-    own = alike(step, {*study["domains"], *references(step)})
-    reads = [kind(study, read) for read in references(step)]
-    return json.dumps([own, words(study["training"]), reads], sort_keys=True)
 
 
 def toy_forms() -> dict[str, dict[str, Any]]:
@@ -51,10 +34,8 @@ def toy_forms() -> dict[str, dict[str, Any]]:
         new = {kind(form, step): step for step in steps} if steps else {json.dumps(words(form | {"name": ""})): ""}
         wanted = [step for what, step in new.items() if what not in done]
         done |= new.keys()
-        for step in wanted if steps else ():
-            wanted += [read for read in references(steps[step]) if read in steps and read not in wanted]
         if wanted:
-            found[name] = form | ({"steps": {step: steps[step] for step in steps if step in wanted}} if steps else {})
+            found[name] = form | ({"steps": with_what_they_read(steps, wanted)} if steps else {})
     return found
 
 

@@ -1,5 +1,6 @@
 """Any recipe at toy size: its mechanisms as they are, on little text, with narrow models and trainings of two steps."""
 
+import json
 import math
 from copy import deepcopy
 from pathlib import Path
@@ -34,6 +35,32 @@ def toy(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
     if data.get("model"):
         data["model"] = _model(data["model"])
     return data
+
+
+def references(step: dict[str, Any]) -> list[str]:
+    """The steps and the models that a step reads."""
+    teacher, model = (step.get("distil") or {}).get("teacher"), step.get("model")
+    named = (step.get("of"), teacher, model if isinstance(model, str) else None)
+    return [*(step.get("compose") or []), *(step.get("average") or []), *filter(None, named)]
+
+
+def with_what_they_read(steps: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
+    """These of the steps of a study and all steps before them that they need, in the order of the study."""
+    wanted = [*wanted]
+    for step in wanted:
+        wanted += [read for read in references(steps[step]) if read in steps and read not in wanted]
+    return {step: steps[step] for step in steps if step in wanted}
+
+
+def kind(study: dict[str, Any], name: str) -> str:
+    """What a step does and what it reads, whatever the numbers, the domains and the names of other steps."""
+    models = study.get("models") or {}
+    if name in models:
+        return json.dumps(words(models[name]), sort_keys=True)
+    step = study["steps"][name]
+    own = alike(step, {*study["domains"], *references(step)})
+    reads = [kind(study, read) for read in references(step)]
+    return json.dumps([own, words(study["training"]), reads], sort_keys=True)
 
 
 def alike(part: Any, names: set[str]) -> Any:

@@ -66,9 +66,9 @@ def drafted(decoder: SpeculativeDecoder, prompts: list[list[int]], new: int, eos
 
 
 def test_100_prompts_of_a_trained_model(counter: BraidForCausalLM) -> None:
-    decoder = SpeculativeDecoder(counter, 1, 100, 2, 4)
-    for seed in range(100):
-        prompts = prompts_of(seed)
+    decoder = SpeculativeDecoder(counter, 4, 100, 2, 4)
+    for seed in range(25):
+        prompts = prompts_of(seed, texts=4)
         assert drafted(decoder, prompts, 10) == plain(counter, prompts, 10), prompts
     share = decoder.accepted_share
     assert share is not None
