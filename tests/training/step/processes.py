@@ -16,7 +16,7 @@ from torch import Tensor
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.training.step.processes", "braidlm.training.train"])
-ROWS, LENGTH, STEPS = 16, 10, 10
+ROWS, LENGTH, STEPS = 16, 10, 20
 
 
 @dataclass(frozen=True)
