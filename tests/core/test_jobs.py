@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +85,17 @@ def test_a_wrong_address(address: str, tmp_path: Path) -> None:
         pass
     with pytest.raises(BraidError, match="expected ray or ray:ADDRESS"), open_jobs("slurm", tmp_path):
         pass
+
+
+def test_a_cluster_that_wants_a_token() -> None:
+    def refuse(**options: Any) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster")
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(BraidError, match="Something listens there.*RAY_AUTH_MODE=token"),
+    ):
+        jobs_module._connect(SimpleNamespace(init=refuse), f"127.0.0.1:{listener.getsockname()[1]}")
 
 
 def test_a_node_that_does_not_see_the_folder(tmp_path: Path) -> None:

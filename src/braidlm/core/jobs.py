@@ -96,6 +96,10 @@ def _connect(ray: Any, address: str) -> None:
     try:
         if host:  # Ray would look for two minutes, and then end the process
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+            todo = (
+                "Something listens there. A cluster that was started with a token lets no one in without it: set "
+                "RAY_AUTH_MODE=token here and on every node, and give all of them the head's ~/.ray/auth_token."
+            )
         ray.init(address=address or None, logging_level="warning", log_to_driver=not console.is_quiet())
     except (OSError, ValueError, OverflowError) as error:
         raise BraidError(f"no Ray cluster answers at '{address}'", "--cluster", todo) from error
