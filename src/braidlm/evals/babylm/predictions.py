@@ -89,10 +89,12 @@ def write_babylm_results(
             folders[name] = Path(out) / name
             _write_model(data_of, model, folders[name], written, ewok_text)
     for evaluation, data_of in opened:  # after all models, whose outdated predictions have been deleted by now
-        for run in (run for run, results in evaluation.over_runs.items() if AOA in results):
+        for run, results in evaluation.over_runs.items():
+            if AOA not in results:
+                continue
             checkpoints = evaluation.runs[run]
-            about = {"model_name": run, "use_bos_only": False}
-            about |= dict.fromkeys(("total_steps", "completed_steps"), len(checkpoints))
+            count = len(checkpoints)
+            about = {"model_name": run, "use_bos_only": False, "total_steps": count, "completed_steps": count}
             facts = {"metadata": about, "results": data_of(AOA).records(AOA, checkpoints)}
             written.write(zero_shot(folders[run.replace("/", "-")], MAIN) / "AoA_word" / "surprisal.json", facts)
     for name, folder in folders.items():
