@@ -93,7 +93,7 @@ def test_a_cluster_that_wants_a_token() -> None:
 
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        pytest.raises(BraidError, match="Something listens there.*RAY_AUTH_MODE=token"),
+        pytest.raises(BraidError, match=r"Something listens there.*RAY_AUTH_MODE=token"),
     ):
         jobs_module._connect(SimpleNamespace(init=refuse), f"127.0.0.1:{listener.getsockname()[1]}")
 
