@@ -279,12 +279,9 @@ class Export:
         self.folder, self.name, self.kind, self.tokenizer = folder, name, kind, tokenizer
         config = load_config(folder)
         check_weights(folder, skeleton(config))
-        # Products with such matrices are those with other weights, and nothing else is rounded.
-        quantised = [
-            form
-            for form in config.decoded.compression
-            if not compressions[form.kind].trainable and not getattr(form.options, "dynamic", False)
-        ]
+        # Products with matrices that were quantised are those with other weights, unless inputs are rounded too.
+        forms = [form for form in config.decoded.compression if not compressions[form.kind].trainable]
+        quantised = [form for form in forms if not getattr(form.options, "dynamic", False)]
         config.decoded.compression = [form for form in config.decoded.compression if form not in quantised]
         info = ModelInfo(config)
         if problems := bridge.export_problems(info) + bridge.tokenizer_problems(info, tokenizer):

@@ -167,9 +167,10 @@ def _weight_files(folder: Path) -> list[Path]:
         listed = read_json(index).get("weight_map")
         if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
             raise BraidError("this index has no weight_map", str(index))
-        paths = [folder / name for name in sorted(set(listed.values()))]
-        if outside := [name for name in sorted(set(listed.values())) if Path(name).name != name]:
+        names = sorted(set(listed.values()))
+        if outside := [name for name in names if Path(name).name != name]:
             raise BraidError(f"this index lists a file that is not in the folder: {outside[0]!r}", str(index))
+        paths = [folder / name for name in names]
         if missing := [path.name for path in paths if not path.is_file()]:
             what = f"of {len(paths)} files of weights {len(missing)} are not there: {', '.join(missing)}"
             raise BraidError(what, str(folder), "Download or copy them again.")

@@ -65,8 +65,8 @@ def decode_study(data: dict[str, Any]) -> Study:
     problems: list[str] = []
     given, steps, training = (one if isinstance(one := data.get(key), dict) else {} for key in PARTS)
     models = {name: _model(one, f"models.{name}", {}, problems) for name, one in given.items()}
-    decoded = {"models": models, "steps": {str(n): _step(one, str(n), models, problems) for n, one in steps.items()}}
-    data = data | {key: value for key, value in decoded.items() if isinstance(data.get(key), dict)}
+    steps = {str(name): _step(one, str(name), models, problems) for name, one in steps.items()}
+    data = data | ({"models": models} if models else {}) | ({"steps": steps} if steps else {})
     if "budget" in training:
         instead = "leave it out, or give a step one of its own: `steps.NAME.train.budget`"
         problems.append(f"training.budget: a study's budgets come from `epochs` and its data; {instead}")
