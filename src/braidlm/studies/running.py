@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -89,6 +90,10 @@ def run_study(
         title = f"{name}, seed {seed}"
         made[name, None if is_once else seed] = jobs.start(title, runner.do, name, seed, *parts, fresh=fresh, **asked)
     return jobs.results(list(made.values()))
+
+
+POLL_SECONDS = 0.5
+"""A job that is cancelled notices it so often: Ray interrupts Python code, and no system call that waits."""
 
 
 @dataclass
@@ -185,7 +190,7 @@ class _Runner:
         }
         console.say(f"\n{name}, seed {seed}: {amount}")
         if self.remote and (step.gpus or 0) > 1:
-            _train_together(recipe, round(step.gpus or 0), fresh)
+            _train_together(recipe, round(step.gpus or 0), self.device, fresh)
             fresh = False
         return train_to_end(recipe, self.device, fresh)
 
@@ -213,14 +218,23 @@ class _Runner:
         return amount, f"{epochs:g} x {console.count(epoch.count)} {epoch.unit}"
 
 
-def _train_together(recipe: dict[str, Any], processes: int, fresh: bool) -> None:
+def _train_together(recipe: dict[str, Any], processes: int, device: str | None, fresh: bool) -> None:
     """Train on several GPUs of this node, in a process for each, as `torchrun` starts them."""
     with tempfile.TemporaryDirectory(prefix="braid-") as scratch:
         path = Path(scratch) / "recipe.yaml"
-        write_text(path, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+        write_text(path, yaml.safe_dump(encode(recipe), sort_keys=False, allow_unicode=True))
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         braid = ["-m", "braidlm", "train", str(path), *(["--fresh"] if fresh else [])]
-        if subprocess.call([sys.executable, "-m", *torchrun, *braid]):
+        braid += [] if device is None else ["--device", device]
+        running = subprocess.Popen([sys.executable, "-m", *torchrun, *braid])
+        try:
+            while running.poll() is None:
+                time.sleep(POLL_SECONDS)
+        except BaseException:  # torchrun tells its processes to save, and ends them after half a minute
+            running.terminate()
+            running.wait()
+            raise
+        if running.returncode:
             raise BraidError(f"the training in {processes} processes failed", recipe["out"], "Its lines are above.")
 
 
