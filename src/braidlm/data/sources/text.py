@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -242,5 +241,4 @@ def unescaped(text: str) -> str:
 def _matches(path: Path | str, pattern: str) -> bool:
     """Whether the name fits, or the path if the pattern has folders; with or without a last suffix (`.gz`)."""
     path = Path(path)
-    names = (path.as_posix(), path.with_suffix("").as_posix())
-    return any(fnmatch(name, f"*/{pattern}") or name == pattern for name in names)
+    return bool(pattern) and (path.match(pattern) or path.with_suffix("").match(pattern))
