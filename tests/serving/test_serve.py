@@ -52,8 +52,9 @@ def forked(screen: Path, *arguments: object) -> Iterator[Served]:
         return process.exitcode, screen.read_text()
 
     try:
-        until(lambda: screen.read_text().endswith("}\n") or not run.is_alive())
-        facts = json.loads(screen.read_text())
+        until(lambda: "\n}\n" in screen.read_text() or not run.is_alive(), said=screen.read_text)
+        said, _, _ = screen.read_text().partition("\n}\n")  # a warning may come before or after what it says
+        facts = json.loads(said[said.index("{") :] + "}")
         yield Served(facts["url"], facts["models"], lambda kind: os.kill(process.pid or 0, kind), end)
     finally:
         run.kill()

@@ -52,6 +52,10 @@ class Scores:
     margins: np.ndarray | None = None
     """By how many nats each token is more probable than the best other token there, if requested."""
 
+    def of(self, index: int) -> np.ndarray:
+        """The log-probabilities of one request, token by token."""
+        return self.tokens[self.bounds[index] : self.bounds[index + 1]]
+
     @property
     def sums(self) -> np.ndarray:
         """[requests] the log-probability of each whole continuation."""
