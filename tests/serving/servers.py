@@ -55,13 +55,11 @@ class Running:
         return all(engine.free == engine.rows and not engine.waiting for engine in engines)
 
 
-def until(
-    true: Callable[[], bool], seconds: float = 60.0, said: Callable[[], str] = lambda: "it did not happen"
-) -> None:
-    """Wait for what another thread or process does, or fail with what it `said`."""
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for what another thread does."""
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, said()
+        assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)
 
 

@@ -9,7 +9,6 @@ import sys
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from braidlm.cli import serve as verb
 from braidlm.core.errors import BraidError
 from braidlm.serving import serve as module
 from tests.outcome import Outcome
-from tests.serving.servers import save_chat_model, until
-from tests.training.forked_runs import fork
+from tests.serving.servers import save_chat_model
 
 
 @pytest.fixture(scope="module")
@@ -30,63 +28,42 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_chat_model(tmp_path_factory.mktemp("model") / "chat")
 
 
-@dataclass
-class Served:
-    """`braid serve` in a process of its own: what it said when it had started, and how it ends."""
-
-    url: str
-    models: list[str]
-    signal: Callable[[signal.Signals], None]
-    end: Callable[[], tuple[int | None, str]]
-    """Wait for the end; the exit code and what was printed after the start."""
-
-
 @contextmanager
-def forked(screen: Path, *arguments: object) -> Iterator[Served]:
-    """From a process that has imported everything already."""
-    run = fork(screen, "serve", *map(str, arguments), "--port", "0", "--json", "--device", "cpu")
-    (process,) = run.processes
-
-    def end() -> tuple[int | None, str]:
-        process.join(60)
-        return process.exitcode, screen.read_text()
-
-    try:
-        until(lambda: "\n}\n" in screen.read_text() or not run.is_alive(), said=screen.read_text)
-        said, _, _ = screen.read_text().partition("\n}\n")  # a warning may come before or after what it says
-        facts = json.loads(said[said.index("{") :] + "}")
-        yield Served(facts["url"], facts["models"], lambda kind: os.kill(process.pid or 0, kind), end)
-    finally:
-        run.kill()
-
-
-@contextmanager
-def command(_: Path, *arguments: object) -> Iterator[Served]:
-    """As a shell starts it."""
-    words = ["-m", "braidlm", "serve", *map(str, arguments), "--port", "0", "--json", "--device", "cpu"]
+def process(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """`braid serve` in a process of its own, and what it says when it has started."""
+    command = [
+        sys.executable,
+        "-m",
+        "braidlm",
+        "serve",
+        *map(str, arguments),
+        "--port",
+        "0",
+        "--json",
+        "--device",
+        "cpu",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as served:
         try:
             said = ""
-            assert process.stdout is not None
-            assert process.stderr is not None
+            assert served.stdout is not None
             while not said.endswith("}\n"):
-                line = process.stdout.readline()
-                assert line, process.stderr.read()
+                line = served.stdout.readline()
+                assert line, served.stderr.read() if served.stderr else ""
                 said += line
-            facts, errors = json.loads(said), process.stderr
-            yield Served(facts["url"], facts["models"], process.send_signal, lambda: (process.wait(60), errors.read()))
+            yield served, json.loads(said)
         finally:
-            process.kill()
+            served.kill()
 
 
-@pytest.mark.parametrize(("started", "kind"), [(command, signal.SIGINT), (forked, signal.SIGTERM)])
-def test_a_signal_lets_running_requests_end(model: Path, tmp_path: Path, started: Any, kind: signal.Signals) -> None:
-    with started(tmp_path / "screen", model) as served:
-        assert served.models == ["chat"]
-        assert served.url.startswith("http://127.0.0.1:")
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_running_requests_end(model: Path, kind: signal.Signals) -> None:
+    with process(model) as (served, facts):
+        assert facts["models"] == ["chat"]
+        assert facts["url"].startswith("http://127.0.0.1:")
         body = {
             "model": "chat",
             "prompt": "x",
@@ -95,45 +72,47 @@ def test_a_signal_lets_running_requests_end(model: Path, tmp_path: Path, started
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        with httpx.stream("POST", f"{served.url}v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{facts['url']}v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             events = [next(lines)]
-            served.signal(kind)
+            served.send_signal(kind)
             events += [line for line in lines if line.startswith("data: {")]
         tokens = [token for line in events for token in json.loads(line[6:])["choices"][0]["token_ids"]]
         assert len(tokens) == 90
-        code, printed = served.end()
-        assert (code, "Traceback" in printed) == (0, False)
+        assert served.wait(60) == 0
+        assert served.stderr is not None
+        assert "Traceback" not in served.stderr.read()
 
 
-def test_requests_that_take_too_long_are_cancelled_at_a_stop(model: Path, tmp_path: Path) -> None:
-    with forked(tmp_path / "screen", model, "--drain", 1, "--rows", 1) as served:
+def test_requests_that_take_too_long_are_cancelled_at_a_stop(model: Path) -> None:
+    with process(model, "--drain", 1, "--rows", 1) as (served, facts):
         body = {"model": "chat", "prompt": ["x"] * 200, "max_tokens": 90, "ignore_eos": True}
-        with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":")[-1].strip("/")))) as client:
+        with socket.create_connection(("127.0.0.1", int(facts["url"].rsplit(":")[-1].strip("/")))) as client:
             data = json.dumps(body).encode()
             client.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 b"Content-Length: %d\r\n\r\n%s" % (len(data), data)
             )
-            while '_running{model="chat"} 1.0' not in httpx.get(f"{served.url}metrics").text:
+            while '_running{model="chat"} 1.0' not in httpx.get(f"{facts['url']}metrics").text:
                 pass
-            served.signal(signal.SIGTERM)
-            assert served.end()[0] == 0
+            served.send_signal(signal.SIGTERM)
+            assert served.wait(60) == 0
 
 
 def test_streams_that_a_stop_cuts_off_get_an_end(tmp_path: Path) -> None:
     model = save_chat_model(tmp_path / "chat", context=100_000)
-    with forked(tmp_path / "screen", model, "--drain", 1) as served:
+    with process(model, "--drain", 1) as (served, facts):
         body = {"model": "chat", "prompt": "x", "max_tokens": 90_000, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", f"{served.url}v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{facts['url']}v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
-            served.signal(signal.SIGINT)
+            served.send_signal(signal.SIGINT)
             *_, last, done = [line for line in lines if line]
         assert done == "data: [DONE]"
         assert json.loads(last[6:])["choices"][0]["finish_reason"] == "length"
-        code, printed = served.end()
-        assert (code, "Traceback" in printed) == (0, False)
+        assert served.wait(60) == 0
+        assert served.stderr is not None
+        assert "Traceback" not in served.stderr.read()
 
 
 def test_a_port_that_is_taken_is_told_before_models_are_loaded(model: Path, braid: Callable[..., Outcome]) -> None:
