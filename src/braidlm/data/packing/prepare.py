@@ -28,7 +28,7 @@ from braidlm.data.packing.sharded import open_packed
 from braidlm.data.packing.shards import Limit, ShardCounts, assemble
 from braidlm.data.packing.tokenizer_choice import MEGABYTE, choose_tokenizer, make_tokenizer
 from braidlm.data.packing.workers import Job, pack_all, work_folder
-from braidlm.data.sources.plan import ReadOptions, check_answers, check_utf8, no_documents, plan_shards
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, no_documents, plan_shards
 from braidlm.data.sources.text import unmatched_patterns
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.data.tokenizing.tokenizer import SpaceBefore
@@ -82,12 +82,7 @@ def prepare(
     choice = choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb, begin, space_before)
     plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
     check_answers(plan, options)
-    limit = Limit(limit_documents, limit_words)
-    if limit and options.filters:
-        what = "a limit ends the reading before it is known which documents are left out"
-        raise BraidError(what, todo="Leave out the limit, or the filters.")
-    if limit and address is not None:
-        raise BraidError("a data set at an address has no limit", address, "Leave it out, or prepare into a folder.")
+    limit = _limit(limit_documents, limit_words, options, address)
     name = name or out.resolve().name
     facts = {"format": FORMAT, "name": name, "sources": plan.fingerprints, "reading": options.facts()}
     facts |= {"tokenizer": choice.fingerprint, "limit": asdict(limit)}
@@ -103,11 +98,7 @@ def prepare(
     with explained_disk_errors(out), work_folder(out, key, wait) as folder:
         if (finished := _finished(place, key, replace)) is not None:  # by another process, since it was asked above
             return finished
-        for pattern in unmatched_patterns(options.separator, [shard.source for shard in plan.shards]):
-            warn(f"no file matches the pattern '{pattern}' of the separators")
-        if skipped := plan.skipped:
-            kinds = ", ".join(sorted({Path(file).suffix or Path(file).name for file in skipped})[:8])
-            warn(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of a kind that is not read: left out ({kinds})")
+        _warn_of_what_is_not_read(plan, options)
         if address is not None:
             shared_tokenizer(address, key, folder / "tokenizer")
         used = make_tokenizer(choice, plan, options, limit, folder)
@@ -126,6 +117,25 @@ def prepare(
         else:
             assemble(folder, out, name, used, packed, limit, origin, job.has_prompts)
     return open_packed(place)
+
+
+def _limit(documents: int | None, words: int | None, options: ReadOptions, address: str | None) -> Limit:
+    """The limit of a data set; an error where it cannot have one."""
+    limit = Limit(documents, words)
+    if limit and options.filters:
+        what = "a limit ends the reading before it is known which documents are left out"
+        raise BraidError(what, todo="Leave out the limit, or the filters.")
+    if limit and address is not None:
+        raise BraidError("a data set at an address has no limit", address, "Leave it out, or prepare into a folder.")
+    return limit
+
+
+def _warn_of_what_is_not_read(plan: ShardPlan, options: ReadOptions) -> None:
+    for pattern in unmatched_patterns(options.separator, [shard.source for shard in plan.shards]):
+        warn(f"no file matches the pattern '{pattern}' of the separators")
+    if skipped := plan.skipped:
+        kinds = ", ".join(sorted({Path(file).suffix or Path(file).name for file in skipped})[:8])
+        warn(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of a kind that is not read: left out ({kinds})")
 
 
 def _finished(out: Path | str, key: str, replace: bool) -> PackedData | None:
