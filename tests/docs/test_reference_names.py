@@ -32,6 +32,7 @@ NEW: dict[str, str] = {
     r"Verbs > braid push.*": "models go to the Hub with card, licence and results",
     r"Parts > projection.*": "experts of a projection are parts, so that another kind is one file; recipes stay",
     r"Verbs > braid chat.*": "a conversation in the terminal",
+    r".* > (--max-bytes|max_bytes)": "the same stretch of text for models of several tokenizers",
     r"Verbs > braid serve.*": "OpenAI's API for programs and a page for people",
 }
 """Patterns of names that came since, with what they are for."""

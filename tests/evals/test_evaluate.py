@@ -16,7 +16,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.evals import evaluate as module
-from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.options import read_pairs
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
@@ -81,6 +81,21 @@ def test_a_plain_transformers_folder(data: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"sentence_good": "w1 w2 w3", "sentence_bad": "w1 w3 w2"}\n')
     found = braidlm.eval(tmp_path / "gpt2", ["blimp"], data_of={"blimp": tmp_path / "a.jsonl"}, device="cpu")
     assert found.of("gpt2").tasks["blimp"].count == 1
+
+
+def test_models_of_two_tokenizers_are_scored_on_the_same_text(runs: Path, tmp_path: Path, counted: list[str]) -> None:
+    folder, text = runs / "one" / "checkpoints" / "chck_1M", tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"w{n % 7} w2 w3 and ü" for n in range(40)), encoding="utf-8")
+    models, options = [runs / "one", tmp_path / "words"], {"data_of": {"bits_per_byte": text}, "device": "cpu"}
+    shutil.copytree(folder, tmp_path / "words")
+    ToyTokenizer().save(tmp_path / "words")
+    what = "100 tokens are another stretch of the text for each tokenizer of these models"
+    with pytest.raises(BraidError, match=f"one, words: {what}\n--max-bytes"):
+        braidlm.eval(models, "bits_per_byte", settings=Settings(max_tokens=100), **options)
+    assert not counted
+    braidlm.eval(runs / "one", "bits_per_byte", settings=Settings(max_tokens=100), **options)
+    found = braidlm.eval(models, "bits_per_byte", settings=Settings(max_bytes=100), **options)
+    assert [model.tasks["bits_per_byte"].notes["bytes"] for model in found.models] == [6 * 15, 6 * 15]
 
 
 @pytest.fixture

@@ -95,6 +95,9 @@ def evaluate(
         check_out(out, "braid eval", "results.json", CACHE)
     options = {"all_checkpoints": all_checkpoints, "paths": paths, "without": without}
     folders = models() if callable(models) else open_to_score(models, **options)
+    checking: list[Any] = [task.data for task in opened if hasattr(task.data, "check_models")]
+    for checked in checking:
+        checked.check_models(folders)
     run_tasks: dict[str, Any] = {task.name: task.data for task in opened if hasattr(task.data, "score_run")}
     if run_tasks:
         check_runs(next(iter(run_tasks)), folders)

@@ -46,7 +46,10 @@ class Settings:
     half: Half | None = None
     """Only one half of a text to score, as a recipe's `validation.half`: blocks of 16 KiB are in the halves in turn."""
     max_tokens: Count | None = None
-    """At most this many tokens of a text to score, in whole documents, as a recipe's `validation.tokens`; else all."""
+    """At most this many tokens of a text to score, in whole documents, as a recipe's `validation.tokens`; else all.
+    Models of several tokenizers need `max_bytes`."""
+    max_bytes: Count | None = None
+    """At most this many bytes of a text to score, in whole documents: the same text for every model."""
     window: Length | None = None
     """Tokens of a text that are read at once; by default as many as in training, else the model's context."""
     pauses: CountOrZero = 0

@@ -224,11 +224,11 @@ class TokenStream:
         return turn * len(self._sources) + np.searchsorted(self._begins, offset, side="right") - 1
 
 
-def whole_documents(bounds: np.ndarray, max_tokens: int | None) -> int:
-    """How many of the first documents between `bounds` [documents + 1] are within `max_tokens`, at least one."""
-    if max_tokens is None:
+def whole_documents(bounds: np.ndarray, limit: int | None) -> int:
+    """How many of the first documents between `bounds` [documents + 1] are within `limit`, at least one."""
+    if limit is None:
         return len(bounds) - 1
-    return max(1, int(np.searchsorted(bounds[1:], max_tokens, side="right")))
+    return max(1, int(np.searchsorted(bounds[1:], limit, side="right")))
 
 
 def empty_part(subset: Subset, total: str, where: str) -> BraidError:

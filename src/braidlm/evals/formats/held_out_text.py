@@ -38,6 +38,7 @@ from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Request, begin_id
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.statistics import INFLUENCE, ratio_error, ratio_influences
+from braidlm.opening.opened_model import OpenedModel
 
 DEFAULT_WINDOW = 1024
 """Tokens of a window for models without a maximum context."""
@@ -125,12 +126,20 @@ class HeldOutText:
     streams: Sequence[DocumentStream]
     sha256: str
     max_tokens: int | None = None
+    max_bytes: int | None = None
     half: Half | None = None
     """Which half of the text the streams are."""
 
     @property
     def count(self) -> int:
         return sum(len(stream.parts) for stream in self.streams)
+
+    def check_models(self, models: Sequence[OpenedModel]) -> None:
+        """Refuse to score each tokenizer's models on a stretch of the text of its own."""
+        if self.max_tokens is not None and len({model.tokenizer.fingerprint for model in models}) > 1:
+            what = f"{self.max_tokens:,} tokens are another stretch of the text for each tokenizer of these models"
+            todo = "--max-bytes N (`max_bytes` of the settings) cuts the same text for all of them."
+            raise BraidError(what, ", ".join(model.name for model in models), todo)
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Bits per byte over all documents, and of each file or data set."""
@@ -152,7 +161,8 @@ class HeldOutText:
         for stream in self.streams:
             documents = stream.encode(tokenizer, eos)
             bounds = np.cumsum([0, *(len(tokens) for tokens, _ in documents)])
-            count = whole_documents(bounds, self.max_tokens)
+            of_bytes = whole_documents(np.cumsum([0, *stream.bytes]), self.max_bytes)
+            count = min(whole_documents(bounds, self.max_tokens), of_bytes)
             documents, bounds = documents[:count], bounds[: count + 1]
             scored += [np.arange(len(tokens)) >= prompt for tokens, prompt in documents]
             sizes.append(stream.bytes[:count])
@@ -179,7 +189,8 @@ def read_text(path: Path | str, settings: Settings | None = None) -> HeldOutText
         stream, files = _text_stream(path, settings)
         streams, hashes = [stream], [(file.name, sha256_of(file)) for file in files]
     digest = "".join(f"{name} {sha256}\n" for name, sha256 in hashes)
-    return HeldOutText(streams, hashlib.sha256(digest.encode()).hexdigest(), settings.max_tokens, settings.half)
+    sha256 = hashlib.sha256(digest.encode()).hexdigest()
+    return HeldOutText(streams, sha256, settings.max_tokens, settings.max_bytes, settings.half)
 
 
 def _text_stream(path: Path, settings: Settings) -> tuple[TextDocuments, list[Path]]:

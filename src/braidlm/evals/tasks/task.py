@@ -75,8 +75,8 @@ TASKS = TaskRegistry("task")
 class OpenTask(Protocol):
     """A task whose data has been read and checked, for any number of models.
 
-    It may also have `check(settings)`, which refuses settings before anything is scored; and where a run is scored by
-    the results of all its checkpoints, `score_run(task, checkpoints)`.
+    It may also have `check(settings)` and `check_models(models)`, which refuse before anything is scored; and where
+    a run is scored by the results of all its checkpoints, `score_run(task, checkpoints)`.
     """
 
     @property

@@ -138,7 +138,10 @@ class BitsPerByte(Task):
     metric = "bits per byte"
     locations = ("dev", "validation")
     fetch = "Give text that the models were not trained on: `--data bits_per_byte=PATH`, text or a packed data set."
-    uses = ("field", "joiner", "answer", "template", "separator", "held_out", "half", "max_tokens", "window")
+    uses = (
+        *("field", "joiner", "answer", "template", "separator"),
+        *("held_out", "half", "max_tokens", "max_bytes", "window"),
+    )
     version = 2
 
     def open(self, path: Path, settings: Settings | None = None) -> HeldOutText:
