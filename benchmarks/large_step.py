@@ -76,6 +76,7 @@ def measured(name: str, make: Callable[[], tuple[Callable, float]], args: argpar
         row["gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
     del step
     gc.collect()
+    print(row, flush=True)
     return row
 
 
@@ -98,6 +99,7 @@ def main() -> None:
     steps = {name: our_step(one, args, **training)[0] for name, training in ways.items()}
     seconds = compared_seconds(steps, args.steps, 5, device)
     rows = [{"model": name, "ms": each * 1e3, "ratio": each / seconds["1B"]} for name, each in seconds.items()]
+    print(rows, flush=True)
     steps.clear()
     gc.collect()
     routed = one if args.tiny else config_from(PRESET)
