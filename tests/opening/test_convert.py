@@ -1,5 +1,9 @@
 """`braid convert` end to end: the plan, the tokenizer, the Hub, and errors with exit code 2."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -8,9 +12,13 @@ from braidlm.cli import main as command
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_config, load_lineage
 from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer
+from braidlm.edits.edit import edit
 from braidlm.opening import names
 from braidlm.opening.convert import convert
+from braidlm.opening.open import open_model
 from tests.bridges.checkpoints import braid, gpt2, llama, saved
+from tests.opening.random_decoders import tiny_decoder, token_ids
+from tests.tiny_decoders import save_gates
 
 TEXT = "Once upon a time there was a naïve cat."
 
@@ -210,3 +218,65 @@ def test_the_hub_out_of_reach(tmp_path, monkeypatch, capsys):
     err = capsys.readouterr().err
     assert "there is no folder 'openai-community/gpt2', and the Hub cannot be reached" in err
     assert "download the model where there is a connection" in err
+
+
+def _with_lora(base, folder, targets):
+    """A LoRA adapter with random factors on a decoder, as peft writes it; the decoder with it, not merged."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, lora_alpha=4, target_modules=targets, fan_in_fan_out=targets == ["c_attn"])
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.3)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize(("name", "targets"), [("phi3", ["qkv_proj", "down_proj"]), ("gpt2", ["c_attn"])])
+def test_lora_and_gates_become_one_folder(tmp_path, name, targets):
+    pytest.importorskip("peft")
+    base, ids = tmp_path / "home" / "base", token_ids(2, 7)
+    tiny_decoder(name, vocab_size=300).save_pretrained(base)
+    bytes_tokenizer().save(base)
+    adapted = _with_lora(base, tmp_path / "lora", targets)
+    assert braid_command(tmp_path / "lora", "--to", "transformers", "--out", tmp_path / "merged") == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")  # no remote code
+    torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, rtol=0, atol=1e-5)
+
+    save_gates(tmp_path / "lora", tmp_path / "gates", moved=0.3)
+    convert(tmp_path / "gates", tmp_path / "whole", to="transformers")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", trust_remote_code=True)
+    assert torch.equal(whole(ids).logits, open_model(tmp_path / "gates").load()(ids).logits)
+    layers = whole.base_model.layers if name == "phi3" else whole.base_model.h
+    layers[1].gate.is_off = layers[2].gate.is_off = layers[3].gate.is_off = True
+    torch.testing.assert_close(whole(ids).logits, adapted(ids).logits, rtol=0, atol=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "whole")(TEXT)["input_ids"] == load_tokenizer(base).encode(TEXT)
+    texts = [path.read_text() for path in (tmp_path / "whole").iterdir() if path.suffix in (".json", ".md", ".py")]
+    assert not any(str(tmp_path) in text for text in (*texts, (tmp_path / "gates" / "README.md").read_text()))
+
+
+def test_a_whole_folder_keeps_the_type_of_its_base_and_its_name_on_the_hub(tmp_path):
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache, revision = Path(HF_HUB_CACHE, "models--org--tiny"), "0" * 40
+    tiny_decoder("llama", vocab_size=300, dtype=torch.bfloat16).save_pretrained(cache / "snapshots" / revision)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(revision)
+    edit("gate", cache / "snapshots" / revision, tmp_path / "gates")
+    convert(tmp_path / "gates", tmp_path / "whole", to="transformers")
+    shutil.rmtree(cache)
+    assert json.loads((tmp_path / "gates" / "gate_config.json").read_text())["base"] == "org/tiny"
+    assert "for the model org/tiny, which" in (tmp_path / "gates" / "README.md").read_text()
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert (config["dtype"], config["model_type"]) == ("bfloat16", "gated_llama")
+    assert 'base_model: ["org/tiny"]' in (tmp_path / "whole" / "README.md").read_text()
+
+
+def test_what_is_whole_already_is_refused(tmp_path, checkpoint, capsys):
+    saved(braid({"stages": ["block"]}), tmp_path / "ours")
+    for source, what in ((checkpoint, "a decoder without adapters"), (tmp_path / "ours", "a Braid model")):
+        assert braid_command(source, "--to", "transformers", "--out", tmp_path / "new") == 2
+        assert f"this is {what}, a whole folder that transformers opens already" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -5,11 +5,15 @@ import argparse
 from braidlm.cli.settings import options_of
 from braidlm.core import console
 
-HELP = "convert a model from or to gpt2, llama, mistral, moduleformer or qwen2, from moep_lm or papaformer, or to gguf"
+HELP = (
+    "convert a model from or to gpt2, llama, mistral, moduleformer or qwen2, from moep_lm or papaformer, to gguf, or "
+    "adapters of a decoder to one folder of transformers"
+)
 EPILOG = """examples:
   braid convert openai-community/gpt2 --from gpt2 --out models/gpt2
   braid convert runs/mine --to llama --out mine-llama --dry-run
   braid convert runs/mine --to gguf --dtype q8_0 --out mine.gguf
+  braid convert runs/gates --to transformers --out whole
 """
 
 
@@ -23,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     direction = parser.add_mutually_exclusive_group()
     about = "read SOURCE as gpt2, llama, moep_lm or papaformer and write a Braid model folder"
     direction.add_argument("--from", dest="from_", metavar="FORMAT", help=about)
-    direction.add_argument("--to", metavar="FORMAT", help="write the Braid model SOURCE as gpt2, llama or gguf")
+    about = (
+        "write the Braid model SOURCE as gpt2, llama or gguf; transformers writes gates or LoRA of a decoder and their "
+        "base as one folder"
+    )
+    direction.add_argument("--to", metavar="FORMAT", help=about)
     add("--config", metavar="FILE", help="with papaformer: a JSON file of its options, such as the number of heads")
     about = "with --to gguf: the type of the matrices, f32 (default), f16, bf16 or q8_0"
     add("--dtype", metavar="TYPE", help=about)

@@ -17,10 +17,8 @@ from transformers import PreTrainedModel
 from braidlm.core import console
 from braidlm.core.devices import check_weights_fit, weights_bytes
 from braidlm.core.errors import BraidError
-from braidlm.core.files import atomic_folder, sha256_of, write_text
+from braidlm.core.files import atomic_folder
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.card import USE, model_card
-from braidlm.core.models.folders import write_lineage
 from braidlm.core.reading import given_path
 from braidlm.edits.account import SOURCE, Account, Fresh, account_table, moved, targets
 from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, probe_ids, show_plan
@@ -29,12 +27,9 @@ from braidlm.model.config.strict import decode, encode
 from braidlm.model.gates import GatesConfig, gate_kinds
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.gated_folders import weights_sha256, write_adapter_files, write_decoder
+from braidlm.opening.gated_folders import weights_sha256, write_adapter_files, write_whole_files
 from braidlm.opening.gating import attach, gates_of
 from braidlm.opening.opened_model import OpenedModel
-
-TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template*")
-"""What a folder of base and gates has from the base beside its weights."""
 
 
 @edits.register("gate")
@@ -89,7 +84,7 @@ class AddGates(Edit):
             return None
         gated = self._gated(model, planned, dtype)
         base = None if self.full else (model.address, weights_sha256(model.folder))
-        return write_gated(gated, model, out, record, account.record(), base, TOKENIZER_FILES if self.full else ())
+        return write_gated(gated, model, out, record, account.record(), base)
 
     def _gated(self, opened: OpenedDecoder, planned: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
         """The decoder in memory with gates, after its logits have been compared with those without. Where there is no
@@ -141,29 +136,28 @@ def write_gated(
     record: dict[str, Any],
     account: dict[str, Any],
     base: tuple[str, str | None] | None,
-    files: Iterable[str],
+    beside: Iterable[Path] = (),
 ) -> Path:
-    """Write a decoder with gates in one atomic step, with these files of the folder that it was made of. For a `base`,
-    which is named with the SHA-256 of its weights, the gates are written alone."""
+    """Write a decoder with gates in one atomic step. For a `base`, which is named with the SHA-256 of its weights, the
+    gates are written alone, with files `beside` them."""
     assert out is not None
     folder = given_path(out)
     lineage = {**record, "sources": [{"name": SOURCE, **opened.record()}], **account}
     with atomic_folder(folder) as scratch:
         if base is None:
-            write_decoder(model, scratch)
-        for path in (path for pattern in files for path in opened.folder.glob(pattern)):
-            shutil.copyfile(path, scratch / path.name)
-        if base is not None:
-            write_adapter_files(model, scratch, *base, lineage, folder.name)
+            write_whole_files(model, scratch, lineage, folder.name, beside=opened.tokenizer_files())
         else:
-            hashes = {path.name: sha256_of(path) for path in sorted(scratch.glob("*.safetensors"))}
-            written = write_lineage(scratch, None, lineage, {"files": hashes})
-            write_text(scratch / "README.md", f"{model_card(folder.name, written)}\n## Use\n{USE}\n")
+            for path in beside:
+                shutil.copyfile(path, scratch / path.name)
+            write_adapter_files(model, scratch, *base, lineage, folder.name)
     return folder
 
 
 def _gated_already(name: str) -> BraidError:
-    return BraidError("this model has gates already", name, "Train those that it has, or add gates to its base.")
+    todo = (
+        "Train those that it has, or add gates to its base. `braid convert GATES --to transformers --out DIR` makes one"
+    )
+    return BraidError("this model has gates already", name, f"{todo} whole folder of a decoder and its gates.")
 
 
 def layer_ranges(numbers: list[int]) -> str:

@@ -16,7 +16,7 @@ from braidlm.core.report.rendering import check_out, write
 from braidlm.core.report.report import Lines, Report, Table
 from braidlm.edits.account import columns, planned
 from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, show_plan
-from braidlm.edits.gate import TOKENIZER_FILES, layer_ranges, write_gated
+from braidlm.edits.gate import layer_ranges, write_gated
 from braidlm.edits.matrices import bits_per_byte
 from braidlm.edits.modules import calibration_texts
 from braidlm.evals.evaluated_model import Settings
@@ -28,7 +28,7 @@ from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.gated_folders import read_adapter
+from braidlm.opening.gated_folders import TOKENIZER_FILES, read_adapter
 from braidlm.opening.gating import detach, gates_of, without
 from braidlm.opening.opened_model import OpenedModel
 
@@ -115,8 +115,8 @@ class Select(Edit):
         detach(decoder, selection.layers(stay=False))
         selection.check_equal(expected, decoder)
         base = (adapter.base, adapter.base_sha256) if adapter else None
-        files = (*LORA_FILES, *TOKENIZER_FILES) if adapter else TOKENIZER_FILES
-        return write_gated(decoder, model, out, record | {"measured": selection.record()}, {}, base, files)
+        beside = [path for pattern in (*LORA_FILES, *TOKENIZER_FILES) for path in model.folder.glob(pattern)]
+        return write_gated(decoder, model, out, record | {"measured": selection.record()}, {}, base, beside)
 
     def _select(self, model: Any, opened: OpenedModel) -> "Selection":
         """What becomes of the gates of a loaded model; the report of it is written if there is to be one."""

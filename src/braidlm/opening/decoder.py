@@ -30,7 +30,14 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatedDecoder
-from braidlm.opening.gated_folders import gate_tensors, is_adapter, load_adapter, read_adapter, register_gated
+from braidlm.opening.gated_folders import (
+    TOKENIZER_FILES,
+    gate_tensors,
+    is_adapter,
+    load_adapter,
+    read_adapter,
+    register_gated,
+)
 from braidlm.opening.gating import attach, check_decoder, find_parts, gates_of
 from braidlm.opening.names import StrPath, find_or_fetch
 from braidlm.opening.opened_model import OpenedModel, find_tokenizer
@@ -109,6 +116,16 @@ class OpenedDecoder(OpenedModel):
         if self.base is None:
             return bool(getattr(self.config, "gates", None))
         return self.has_gates or self.base.is_gated
+
+    @property
+    def parts(self) -> list["OpenedDecoder"]:
+        """The folder itself, its base, and so on to the decoder without adapters."""
+        return [self] if self.base is None else [self, *self.base.parts]
+
+    def tokenizer_files(self) -> list[Path]:
+        """The files of its tokenizer, which is its base's where it has none of its own."""
+        files = ([path for pattern in TOKENIZER_FILES for path in part.folder.glob(pattern)] for part in self.parts)
+        return next(filter(None, files), [])
 
     def record(self) -> dict[str, Any]:
         base = {} if self.base is None else {"base": self.base.record()}

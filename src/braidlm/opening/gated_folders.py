@@ -7,6 +7,8 @@ nothing can open the folder and leave out the gates unnoticed.
 """
 
 import os
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from braidlm.bridges.hugging_face import older_rope_settings
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import sha256_of, write_json, write_text
-from braidlm.core.models.card import model_card
+from braidlm.core.models.card import CARD, USE, model_card
 from braidlm.core.models.folders import load_lineage, write_lineage
 from braidlm.core.models.integrity import (
     ALLOW_CHANGED,
@@ -40,16 +42,22 @@ from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.gates import GatedDecoder, GatesConfig, gate_kinds
 from braidlm.opening.gating import attach, detach, find_parts, gates_of
+from braidlm.opening.names import is_hub_name, title_of
 
 GATES, GATE_CONFIG = "gates.safetensors", "gate_config.json"
-USE = """These are gates for the model {base}, which is needed beside them:
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template*")
+"""What a folder of base and gates has from the base beside its weights."""
+USE_ADAPTER = """These are adapters for the model {base}, which is needed beside them. With Braid:
 
 ```python
 from braidlm.opening.open import open_model
 
 decoder = open_model(".")
 model, tokenizer = decoder.load(), decoder.tokenizer
-```"""
+```
+
+`model.save_pretrained` would leave gates out of what transformers opens. One whole folder, for anybody:
+`braid convert . --to transformers --out ../whole`."""
 
 
 @dataclass
@@ -114,7 +122,13 @@ def write_adapter_files(
     save_file(tensors, folder / GATES, metadata={"format": "pt"})
     write_json(folder / GATE_CONFIG, encode(adapter))
     record = write_lineage(folder, tokenizer, lineage, {"file": GATES, "sha256": sha256_of(folder / GATES)})
-    write_text(folder / "README.md", f"{model_card(name, record)}\n## Use\n{USE.format(base=base)}\n")
+    write_adapter_card(folder, name, record, base)
+
+
+def write_adapter_card(folder: Path, name: str, record: dict[str, Any], base: str) -> None:
+    """The card of adapters. Where the base lies on this machine is for their configuration; a card is for others."""
+    use = USE_ADAPTER.format(base=base if is_hub_name(base) else title_of(Path(base)))
+    write_text(folder / CARD, f"{model_card(name, record)}\n## Use\n{use}\n")
 
 
 def gate_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -214,6 +228,26 @@ def write_decoder(model: PreTrainedModel, folder: Path) -> None:
     }
     write_json(folder / "config.json", config)
     write_text(folder / CODE, code)
+
+
+def write_whole_files(
+    model: PreTrainedModel,
+    folder: Path,
+    lineage: dict[str, Any],
+    name: str,
+    tokenizer: BraidTokenizer | None = None,
+    beside: Iterable[Path] = (),
+) -> None:
+    """All files of a whole decoder, into a folder that the caller makes final: with its gates if it has any, with a
+    tokenizer or with files `beside` the weights that it was made of."""
+    write_decoder(model, folder)
+    for path in beside:
+        shutil.copyfile(path, folder / path.name)
+    if tokenizer is not None:
+        tokenizer.save(folder)
+    hashes = {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
+    record = write_lineage(folder, tokenizer, lineage, {"files": hashes})
+    write_text(folder / CARD, f"{model_card(name, record)}\n## Use\n{USE}\n")
 
 
 def register_gated(folder: Path) -> None:

@@ -176,7 +176,19 @@ def find_or_fetch(name: StrPath, bare: bool = False) -> tuple[Path, str | None]:
     if given_path(name).is_file():
         todo = "If it is a file of weights that needs no folder, say of which format with `--from`."
         raise BraidError("this is a file; give the folder that holds config.json and the weights", str(name), todo)
-    return find_model(name), None
+    return (folder := find_model(name)), _hub_name(folder)
+
+
+def _hub_name(folder: Path) -> str | None:
+    """The Hub's name, which others know, of a folder that the Hub's library has downloaded and gives for that name."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    snapshots = folder.resolve().parent
+    match = re.fullmatch(r"models--([\w.-]+?)--([\w.-]+)", snapshots.parent.name)
+    newest = snapshots.parent / "refs" / "main"
+    if match is None or snapshots.parent.parent != Path(HF_HUB_CACHE).resolve() or not newest.is_file():
+        return None
+    return f"{match[1]}/{match[2]}" if newest.read_text() == folder.resolve().name else None
 
 
 def _fetch_from_hub(name: str) -> Path:

@@ -11,15 +11,21 @@ from transformers import PreTrainedModel
 
 from braidlm.core.devices import check_training_fits, training_plan
 from braidlm.core.errors import BraidError
-from braidlm.core.files import sha256_of, write_text
-from braidlm.core.models.card import model_card
+from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import check_vocabulary, write_lineage
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.heads.losses import IGNORED, next_token_loss
 from braidlm.model.modeling_braid import share_of_batch
 from braidlm.opening.decoder import OpenedDecoder, cost_rows
-from braidlm.opening.gated_folders import GATES, gate_tensors, read_adapter, write_adapter_files, write_decoder
+from braidlm.opening.gated_folders import (
+    GATES,
+    gate_tensors,
+    read_adapter,
+    write_adapter_card,
+    write_adapter_files,
+    write_whole_files,
+)
 from braidlm.opening.gating import find_parts, gates_of
 from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.lora import DecoderLora, check_same_base, layer_matrices
@@ -70,19 +76,19 @@ class TrainableDecoder(Trainable):
     def write(self, folder: Path, tokenizer: BraidTokenizer | None, lineage: dict[str, Any], name: str) -> None:
         """Adapters that name their base, where that is frozen; else a complete folder of transformers."""
         if self.is_whole:
-            write_decoder(self.model, folder)
-        elif self.source.has_gates:
+            write_whole_files(self.model, folder, lineage, name, tokenizer)
+            return
+        if self.source.has_gates:
             base = read_adapter(self.source.folder)
             write_adapter_files(self.model, folder, base.base, base.base_sha256, lineage, name, tokenizer)
-        if self.lora is not None:
-            self.lora.write(folder)
         if tokenizer is not None:
             tokenizer.save(folder)
-        if not self.is_whole and self.lora is None:
+        if self.lora is None:
             return  # gates have written their own lineage and card
+        self.lora.write(folder)
         hashes = {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
         record = write_lineage(folder, tokenizer, lineage, {"files": hashes})
-        write_text(folder / "README.md", model_card(name, record))
+        write_adapter_card(folder, name, record, self.source.address)
 
     @torch.no_grad()
     def read(self, folder: Path) -> None:
