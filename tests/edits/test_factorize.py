@@ -90,6 +90,24 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+def test_a_plan_begins_with_a_summary_and_what_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = model_folder(tmp_path / "source")
+    command = ["edit", "factorize", str(source), "--rank", "2", "--out"]
+    assert main([*command, str(tmp_path / "short")]) == 0
+    short = capsys.readouterr().out
+    assert "  tensors: 6 copied as they are, 16 changed\n" in short
+    assert "embedding.weight" not in short
+    assert main([*command, str(tmp_path / "long"), "--verbose"]) == 0
+    long = capsys.readouterr().out
+    assert long.startswith(short[: short.index("  tensors")])
+    assert long.index("the factor that reads") < long.index("model.embedding.weight")
+    lineages = [load_lineage(tmp_path / name) for name in ("short", "long")]
+    assert lineages[0]
+    assert lineages[1]
+    assert lineages[0]["tensors"] == lineages[1]["tensors"]
+    assert len(lineages[0]["tensors"]) == 22
+
+
 def test_a_factorised_model_is_trained_on_and_opens_without_braid(tmp_path: Path) -> None:
     edit("factorize", model_folder(tmp_path / "source"), tmp_path / "out", rank=2)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)

@@ -48,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help()
         return 0
     console.set_quiet(args.quiet)
+    console.set_verbose(args.verbose)
     try:
         with terminable(), console.json_output(args.json):
             args.run(args)

@@ -14,7 +14,7 @@ from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, Probability, Seed, Temperature
 from braidlm.model.config.strict import decode, plain_type
 
-COMMON = ("verb", "run", "quiet", "debug", "json")
+COMMON = ("verb", "run", "quiet", "verbose", "debug", "json")
 """Arguments of the command line that the functions of the verbs do not have."""
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 
@@ -75,6 +75,8 @@ def common_options(**defaults: Any) -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     add = common.add_argument
     add("--quiet", action="store_true", help="show results and errors only", **defaults)
+    about = "show the details of a plan too: where every tensor of an edit comes from"
+    add("--verbose", action="store_true", help=about, **defaults)
     add("--debug", action="store_true", help="show the traceback of an error", **defaults)
     help_text = "print the result for programs: one JSON document, messages on stderr"
     add("--json", action="store_true", help=help_text, **defaults)

@@ -20,6 +20,7 @@ from rich.text import Text
 
 _console = Console(highlight=False, soft_wrap=True)
 _quiet = False
+_verbose = False
 _document: TextIO | None = None
 """Where the result for programs goes; None where it is for people."""
 _COMMANDS = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -33,6 +34,12 @@ def set_quiet(quiet: bool) -> None:
     """With quiet, only results and errors are shown."""
     global _quiet
     _quiet = quiet
+
+
+def set_verbose(verbose: bool) -> None:
+    """With verbose, the details of plans are shown."""
+    global _verbose
+    _verbose = verbose
 
 
 def is_quiet() -> bool:
@@ -77,6 +84,12 @@ def say(message: str) -> None:
     """Print a line about the work in progress, unless quiet."""
     if not _quiet:
         _console.print(message, markup=False)
+
+
+def say_plan(summary: Iterable[str], details: Iterable[str], dry_run: bool) -> None:
+    """Print a plan: the summary, then its details where --verbose or a dry run, whose result it is, asks for them."""
+    for line in [*summary, *(details if dry_run or _verbose else ())]:
+        (show if dry_run else say)(line)
 
 
 def write(text: str) -> None:

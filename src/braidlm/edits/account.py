@@ -183,8 +183,19 @@ def moved(tensors: Iterable[str], addresses: Mapping[str, str] | None = None) ->
     return account
 
 
+def account_summary(account: Account) -> list[str]:
+    """How many tensors are copied, changed, fresh and left out: a line, and none for an empty account."""
+    copied = Counter(not origin.description for origin in account.derived.values())
+    counts = [f"{copied[True]} copied as they are"] if copied[True] else []
+    counts += [f"{copied[False]} changed"] if copied[False] else []
+    counts += [f"{count} fresh ({kind})" for kind, count in Counter(one.kind for one in account.fresh.values()).items()]
+    counts += [f"{count} left out ({reason})" for reason, count in Counter(account.left_out.values()).items()]
+    return [f"  tensors: {', '.join(counts)}"] if counts else []
+
+
 def account_table(account: Account, paths: Sequence[str] = ()) -> list[str]:
-    """The account as text: tensors of one kind in one line, numbers of layers as *; left-out tensors come last."""
+    """The account as text: tensors of one kind in one line, numbers of layers as *. What changes comes first, then
+    tensors that are left out, and copied ones last."""
     entries: list[tuple[str, str, tuple[Part, ...]]] = []
     for name, origin in account.origins.items():
         if isinstance(origin, Fresh):
@@ -201,8 +212,10 @@ def account_table(account: Account, paths: Sequence[str] = ()) -> list[str]:
         times[row] += 1
         for part, tensor in read.items():
             sources.setdefault(row, {}).setdefault(tensor, {})[part.source] = None
+    if not times:
+        return []
     lines = [["times", "tensor", "from", "how"]]
-    for row, count in times.items():
+    for row, count in sorted(times.items(), key=lambda line: (not line[0][1], line[0][0] == "-")):
         texts = (f"{', '.join(names)}: {tensor}" for tensor, names in sources.get(row, {}).items())
         lines.append([str(count), row[0], " + ".join(texts) or "fresh", row[1]])
     return columns(lines)

@@ -21,7 +21,7 @@ from braidlm.core.files import check_new_folder
 from braidlm.core.models.folders import fill, save_model
 from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer
-from braidlm.edits.account import SOURCE, Account, account_table, targets
+from braidlm.edits.account import SOURCE, Account, account_summary, account_table, targets
 from braidlm.model.config.ranges import Seed
 from braidlm.model.config.registry import Registry, import_files
 from braidlm.model.config.strict import decode
@@ -61,10 +61,6 @@ class EditPlan:
     measure: Callable[[BraidForCausalLM], dict[str, Any]] | None = None
     """What the new model costs and predicts beside the old one, for the lineage; it shows its numbers itself."""
 
-    def lines(self) -> list[str]:
-        """The plan in words, with every tensor accounted for."""
-        notes = [f"  note: {note}" for note in self.notes]
-        return [self.title, *self.details, *account_table(self.account, self.paths), *notes]
 
 
 class Edit(ABC):
@@ -122,7 +118,7 @@ def carry_out(
 ) -> Path | None:
     """Show the plan; unless it is a dry run make the model, check what was promised, and write it with its lineage."""
     plan.account.check(targets(plan.model), {name: source.info.tensors for name, source in sources.items()})
-    if show_plan(plan.lines(), dry_run):
+    if show_plan([plan.title, *plan.details], plan.account, plan.notes, dry_run, plan.paths):
         return None
     assert out is not None
     seed = record["options"]["seed"]
@@ -144,10 +140,15 @@ def carry_out(
     return given_path(out)
 
 
-def show_plan(lines: Iterable[str], dry_run: bool) -> bool:
-    """Show a plan, and return whether nothing shall be done, since it is a dry run."""
-    for line in lines:
-        (console.show if dry_run else console.say)(line)
+def show_plan(
+    title: Sequence[str], account: Account, notes: Iterable[str], dry_run: bool, paths: Sequence[str] = ()
+) -> bool:
+    """Show a plan, and return whether nothing shall be done, since it is a dry run.
+
+    The account of every tensor is a detail: `lineage.json` has it too.
+    """
+    summary = [*title, *account_summary(account), *(f"  note: {note}" for note in notes)]
+    console.say_plan(summary, account_table(account, paths), dry_run)
     return dry_run
 
 

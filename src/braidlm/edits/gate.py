@@ -20,7 +20,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.reading import given_path
-from braidlm.edits.account import SOURCE, Account, Fresh, account_table, moved, targets
+from braidlm.edits.account import SOURCE, Account, Fresh, moved, targets
 from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, probe_ids, show_plan
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
@@ -80,7 +80,7 @@ class AddGates(Edit):
         attach(planned, self.gates)
         account, title = _account(planned, planned.state_dict()), self._title(model.title, planned)
         what = "a folder of base and gates" if self.full else "an adapter with the gates alone"
-        if show_plan([title, *account_table(account), f"  note: the result is {what}"], dry_run):
+        if show_plan([title], account, [f"the result is {what}"], dry_run):
             return None
         gated = self._gated(model, planned, dtype)
         base = None if self.full else (model.address, weights_sha256(model.folder))

@@ -25,7 +25,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
 from braidlm.core.models.card import CARD, licence_record, model_card
 from braidlm.core.models.folders import GENERATION, errors_of_transformers, load_lineage, versions
-from braidlm.edits.account import SOURCE, Account, Fresh, account_table, from_source
+from braidlm.edits.account import SOURCE, Account, Fresh, from_source
 from braidlm.edits.edit import UNCHANGED, check_promise, probe_ids
 from braidlm.opening.opened_model import OpenedModel
 
@@ -56,8 +56,9 @@ class MixtralPlan:
     """The new model's tensors on the meta device, by their names in its files."""
     notes: list[str]
 
-    def lines(self) -> list[str]:
-        """The plan in words."""
+    @property
+    def title(self) -> str:
+        """What becomes of which model, in one sentence."""
         before = sum(prod(shape) for shape in self.checkpoint.shapes.values())
         after = sum(tensor.numel() for tensor in self.tensors.values())
         count, top_k = self.config.num_local_experts, self.config.num_experts_per_tok
@@ -65,8 +66,7 @@ class MixtralPlan:
         experts = f"{count} experts for each feed-forward part, of which a token takes {top_k}"
         size = f"{after:,} parameters in place of {before:,}, {after - idle:,} active per token"
         written = f"{sum(tensor.nbytes for tensor in self.tensors.values()):,} bytes to write"
-        title = f"Upcycle {self.source.title} to Mixtral: {experts}; {size}; {written}"
-        return [title, *account_table(self.account), *(f"  note: {note}" for note in self.notes)]
+        return f"Upcycle {self.source.title} to Mixtral: {experts}; {size}; {written}"
 
 
 def plan_mixtral(source: OpenedModel, experts: int, top_k: int) -> MixtralPlan:

@@ -14,7 +14,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import LORA_CONFIG
 from braidlm.core.report.rendering import check_out, write
 from braidlm.core.report.report import Lines, Report, Table
-from braidlm.edits.account import columns, planned
+from braidlm.edits.account import Account, columns, planned
 from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, show_plan
 from braidlm.edits.gate import layer_ranges, write_gated
 from braidlm.edits.matrices import bits_per_byte
@@ -109,7 +109,7 @@ class Select(Edit):
             raise BraidError("a decoder without any gate is a plain one", str(model.folder), todo)
         decoder = model.load(choose_device("auto"), getattr(model.config, "dtype", None) or torch.float32)
         selection = self._select(decoder, model)
-        if show_plan(selection.lines(), dry_run):
+        if show_plan(selection.lines(), Account(), (), dry_run):
             return None
         expected = selection.logits_without(decoder)
         detach(decoder, selection.layers(stay=False))

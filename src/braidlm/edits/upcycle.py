@@ -75,7 +75,7 @@ class Upcycle(Edit):
         plan = plan_mixtral(model, self.experts, self.top_k)
         plan.notes.extend(self._notes())
         plan.notes.append("other trainers than Braid's add the balance loss only with `output_router_logits=True`")
-        if show_plan(plan.lines(), dry_run):
+        if show_plan([plan.title], plan.account, plan.notes, dry_run):
             return None
         assert out is not None
         write_mixtral(plan, given_path(out), record, self.noise)
