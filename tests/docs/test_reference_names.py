@@ -31,6 +31,7 @@ NEW: dict[str, str] = {
     "recipe for every table of the papers that needs no new mechanism",
     r"Verbs > braid push.*": "models go to the Hub with card, licence and results",
     r"Parts > projection.*": "experts of a projection are parts, so that another kind is one file; recipes stay",
+    r".* > --verbose": "edits say a summary; this shows where each tensor comes from",
     r"Verbs > braid chat.*": "a conversation in the terminal",
     r".* > (--max-bytes|max_bytes)": "the same stretch of text for models of several tokenizers",
     r"Verbs > braid serve.*": "OpenAI's API for programs and a page for people",

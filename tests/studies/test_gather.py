@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import read_metrics
-from braidlm.core.report.report import Picture
+from braidlm.core.report.report import Facts, Picture, Quote
 from braidlm.studies.gather import gather_runs, run_report, run_table
 from braidlm.studies.results import read_runs
+from braidlm.studies.run_page import run_page
 from braidlm.training.train import train
 from tests.training.tiny_runs import records, tiny_recipe
 
@@ -126,3 +128,34 @@ def test_the_verb(runs: Path, tmp_path: Path, braid: Callable[..., Any]) -> None
         answer = braid("compare", *wrong, "--out", tmp_path / "table")
         assert answer.code == 2
         assert "folders of runs are gathered as they are" in answer.err
+
+
+def test_the_page_of_a_run(runs: Path) -> None:
+    record = {"kind": "sample", "prompt": "Once", "seconds": 0}
+    with open(runs / "a/metrics.jsonl", "a") as file:
+        for step, text in ((2, "upon"), (3, "nothing"), (4, "a <script>")):
+            file.write(json.dumps(record | {"step": step, "text": text}) + "\n")
+    (run,) = read_runs([runs / "a"])
+    report = run_page(run)
+    assert f"`a` has {run.bits_per_byte:.4f} bits per byte on held-out text after 4 steps" in report.verdict
+    drawn = {part.name: part.chart.series for part in report.parts if isinstance(part, Picture)}
+    assert drawn["bits-per-byte"] == {"stories": ([p.tokens for p in run.curve], [p.value for p in run.curve])}
+    assert [(part.prompt, part.text) for part in report.parts if isinstance(part, Quote)] == [
+        ("Once", "upon"),
+        ("Once", "a <script>"),
+    ]
+    (costs,) = [part.values for part in report.parts if isinstance(part, Facts)]
+    assert costs["parameters"] == run.parameters
+    worse = replace(run, curve=[run.curve[0], run.curve[1]._replace(value=9.0)])
+    assert "It was better before" in run_page(worse).verdict
+    assert "no held-out text" in run_page(replace(run, curve=[])).verdict
+
+
+def test_the_verb_leaves_the_page_and_fresh_removes_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(runs / "a/recipe.yaml"), f"out={runs / 'a'}"]) == 0
+    assert "Report: " in capsys.readouterr().out
+    page = runs / "a/report.html"
+    assert "What it cost" in page.read_text()
+    page.write_text("old")
+    assert main(["train", str(runs / "a/recipe.yaml"), f"out={runs / 'a'}", "--fresh"]) == 0
+    assert "What it cost" in page.read_text()

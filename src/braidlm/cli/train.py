@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _train(data: dict[str, Any], args: argparse.Namespace) -> None:
+    from braidlm.studies.run_page import write_run_page
     from braidlm.training.recipe import decode_recipe
     from braidlm.training.step.parallel import is_main_process
     from braidlm.training.train import train
@@ -57,6 +58,8 @@ def _train(data: dict[str, Any], args: argparse.Namespace) -> None:
     run = train(decode_recipe(data, args.recipe).as_dict(), device=args.device, fresh=args.fresh)
     if is_main_process():
         console.say(f"{run.progress.steps:,} steps, {run.progress.tokens:,} tokens, {run.progress.words:,} words.")
+        if run.finished:
+            console.say(f"Report: {write_run_page(run.folder)}")
         console.show(str(run.model))
         console.show_json(run.facts())
     if run.stopped_by is not None:

@@ -62,7 +62,6 @@ class EditPlan:
     """What the new model costs and predicts beside the old one, for the lineage; it shows its numbers itself."""
 
 
-
 class Edit(ABC):
     """The options of a kind of edit; each kind is a dataclass of them."""
 

@@ -15,14 +15,14 @@ from braidlm.core import console
 from braidlm.core.differences import changes, listed, with_changes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, lock_or_refuse, make_folder, write_text
-from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, RECIPE, is_run, training_of
+from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, PAGE, RECIPE, is_run, training_of
 from braidlm.core.reading import read_yaml
 from braidlm.data.loading.order import FOLDER as ORDER
 from braidlm.training.amounts import Amount, Progress, parse_amount
 from braidlm.training.recipe import TrainingConfig, decode_recipe
 from braidlm.training.schedules import LearningRate
 
-RUN_ENTRIES = (METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
+RUN_ENTRIES = (PAGE, METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
 NOT_IDENTITY = (
     *("name", "out", "licence", "log", "samples", "validation.every", "checkpoints.keep"),

@@ -4,6 +4,7 @@
     RUN/metrics.jsonl       a record per line: train, validation, sample
     RUN/history.jsonl       when and where the run was started, and what stopped it with an error
     RUN/checkpoints/NAME/   model folders
+    RUN/report.html         the page that `braid train` leaves at the end
 
 `training` writes them.
 """
@@ -17,6 +18,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.reading import parse_row, read_json
 
 RECIPE, METRICS, HISTORY, CHECKPOINTS = "recipe.yaml", "metrics.jsonl", "history.jsonl", "checkpoints"
+PAGE = "report.html"
 CONFIG, GATE_CONFIG, LORA_CONFIG = "config.json", "gate_config.json", "adapter_config.json"
 MODEL_CONFIGS = (CONFIG, GATE_CONFIG, LORA_CONFIG)
 """A model folder has the first; a folder of gates or of LoRA adapters, which names its base, another."""
