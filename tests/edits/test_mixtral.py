@@ -177,7 +177,7 @@ def test_a_result_that_computes_something_else_is_not_written(tmp_path: Path, mo
 def test_a_result_that_does_not_fit_is_written_unchecked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mixtral, "free_memory", lambda device: 100)
+    monkeypatch.setattr("braidlm.core.models.logits.free_memory", lambda device: 100)
     out = upcycled(folder_of(tmp_path / "source", "llama"), tmp_path / "out")
     assert json.loads((out / "lineage.json").read_text())["measured"] == {"logits": "not compared"}
     assert "logits are not compared" in capsys.readouterr().out

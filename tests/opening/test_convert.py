@@ -8,9 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from braidlm.bridges.formats.llama import LlamaBridge
 from braidlm.cli import main as command
 from braidlm.core.errors import BraidError
-from braidlm.core.models.folders import load_config, load_lineage
+from braidlm.core.models.folders import load_config, load_lineage, save_model
+from braidlm.core.models.runs import trained_length
 from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer
 from braidlm.edits.edit import edit
 from braidlm.opening import names
@@ -20,6 +22,7 @@ from tests.bridges.checkpoints import braid, gpt2, llama, saved
 from tests.opening.random_decoders import tiny_decoder, token_ids
 from tests.tiny_decoders import save_gates
 
+LLAMA = {"block": {"attention": {"heads": 4}}, "stages": ["block"]}
 TEXT = "Once upon a time there was a naïve cat."
 
 
@@ -85,8 +88,7 @@ def test_dry_run_shows_the_plan_and_writes_nothing(tmp_path, checkpoint, capsys)
 
 
 def test_the_plan_of_an_export(tmp_path, capsys):
-    architecture = {"positions": {"pairs": "interleaved"}, "block": {"attention": {"heads": 4}}, "stages": ["block"]}
-    saved(braid(architecture), tmp_path / "braid")
+    saved(braid({"positions": {"pairs": "interleaved"}, **LLAMA}), tmp_path / "braid")
     plan = convert(tmp_path / "braid", to="llama", dry_run=True)
     assert (plan.tensors, len(plan.mappings)) == (11, 8)
     qkv = "1 x model.stages.*.layers.*.attention.qkv.weight -> model.layers.*.self_attn.{q_proj,k_proj,v_proj}.weight"
@@ -280,3 +282,19 @@ def test_what_is_whole_already_is_refused(tmp_path, checkpoint, capsys):
         assert braid_command(source, "--to", "transformers", "--out", tmp_path / "new") == 2
         assert f"this is {what}, a whole folder that transformers opens already" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_converted_model_is_read_in_the_windows_that_it_was_trained_at(tmp_path):
+    """`bits_per_byte` reads as many tokens at once as in training: without that length a window is the context."""
+    save_model(braid(LLAMA), tmp_path / "braid", None, {"recipe": {"data": {"length": 7}}})
+    convert(tmp_path / "braid", tmp_path / "there", to="llama")
+    convert(tmp_path / "there", tmp_path / "back")
+    assert [trained_length(load_lineage(tmp_path / each)) for each in ("there", "back")] == [7, 7]
+
+
+def test_an_export_that_is_not_exact_is_refused(tmp_path, monkeypatch, capsys):
+    saved(braid(LLAMA), tmp_path / "braid")
+    monkeypatch.setattr(LlamaBridge, "pairs", "interleaved")
+    assert braid_command(tmp_path / "braid", "--to", "llama", "--out", tmp_path / "out") == 2
+    assert "an export changes no logit by more than" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["braid"]

@@ -33,6 +33,8 @@ from braidlm.core.models.folders import (
     save_model,
     versions,
 )
+from braidlm.core.models.logits import Probe
+from braidlm.core.models.runs import length_record
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.compression import QuantisedMatrix, QuantisedStack, compressions
 from braidlm.model.config.braid_config import BraidConfig
@@ -144,14 +146,23 @@ class ExportTarget:
         """Write configuration and weights."""
         raise NotImplementedError
 
+    def check(self, folder: Path, probe: Probe) -> None:
+        """Refuse a folder that computes other logits; by default there is no library here that opens it."""
+
     def write(
-        self, out: Path, tensors: dict[str, Tensor], tokenizer: BraidTokenizer | None, lineage: dict[str, Any]
+        self,
+        out: Path,
+        tensors: dict[str, Tensor],
+        tokenizer: BraidTokenizer | None,
+        lineage: dict[str, Any],
+        probe: Probe,
     ) -> None:
-        """Write the whole model in one atomic step."""
+        """Write the whole model in one atomic step; `probe` has the logits that it must compute."""
         with atomic_folder(out) as folder:
             if tokenizer is not None:
                 tokenizer.save(folder)
             self.save(tensors, folder)
+            self.check(folder, probe)
             write_json(folder / "lineage.json", lineage)
             write_text(folder / CARD, model_card(out.name, lineage))
 
@@ -257,8 +268,9 @@ class Import:
 
     def write(self, out: Path) -> None:
         """Read the tensors one after another and write the model folder."""
-        source = {"path": self.name, "format": self.kind, "weights": self.checkpoint.hashes()}
-        lineage = {"made_by": f"convert from {self.kind}", "sources": [source | licence_record(self.path)]}
+        source: dict[str, Any] = {"path": self.name, "format": self.kind, "weights": self.checkpoint.hashes()}
+        source |= licence_record(self.path) | length_record(load_lineage(self.path))
+        lineage: dict[str, Any] = {"made_by": f"convert from {self.kind}", "sources": [source]}
         lineage |= {"ignored": self.checkpoint.ignored} if self.checkpoint.ignored else {}
         save_model(self.model(), out, self.tokenizer, lineage)
 
@@ -305,7 +317,8 @@ class Export:
 
     def write(self, out: Path) -> None:
         """Write the folder or file in one atomic step."""
-        model = load_model(self.folder)
+        model = load_model(self.folder).float()  # what is written is float32
+        probe = Probe.of(model)
         state, tensors = dict(model.state_dict()), {name: torch.zeros(shape) for name, shape in self.zeros.items()}
         for address, module in model.named_modules():
             if isinstance(module, QuantisedMatrix):
@@ -318,7 +331,7 @@ class Export:
         source |= licence_record(self.folder) | {"lineage": load_lineage(self.folder)}
         made_by = f"convert to {self.kind}"
         lineage = {"format": 1, "made_by": made_by, "sources": [source], "versions": versions()}
-        self.target.write(out, tensors, self.tokenizer, lineage)
+        self.target.write(out, tensors, self.tokenizer, lineage, probe)
 
 
 def _counted_patterns(names: Iterable[str]) -> str:

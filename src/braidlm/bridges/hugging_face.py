@@ -16,6 +16,7 @@ from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
+from braidlm.core.models.logits import Probe, check_promise, fits_beside, logits_of_transformers, rounding
 from braidlm.core.reading import read_json
 from braidlm.model.config.braid_config import BraidConfig
 
@@ -116,6 +117,12 @@ class TransformersTarget(ExportTarget):
         self.model.save_pretrained(folder)
         path = folder / "config.json"
         write_json(path, read_json(path) | older_rope_settings(getattr(self.model.config, "rope_parameters", None)))
+
+    def check(self, folder: Path, probe: Probe) -> None:
+        if fits_beside(self.model.parameters()):
+            written, allowed = logits_of_transformers(folder, probe.ids), rounding(probe.logits)
+            promise = f"an export changes no logit by more than {allowed:.3g}, and this one changes one by"
+            check_promise(promise, probe.logits, written, allowed)
 
 
 def read_config(folder: Path, model_type: str) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from braidlm.core import console
 from braidlm.core.devices import check_weights_fit, weights_bytes
-from braidlm.core.errors import BraidError
 from braidlm.core.files import check_new_folder
 from braidlm.core.models.folders import fill, save_model
+from braidlm.core.models.logits import UNCHANGED, check_promise
 from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.edits.account import SOURCE, Account, account_summary, account_table, targets
@@ -31,11 +31,6 @@ from braidlm.opening.open import Backend, open_model
 from braidlm.opening.opened_model import OpenedModel, find_tokenizer
 
 edits = Registry("edit")
-
-UNCHANGED = 1e-4
-"""The largest change of a logit where an edit promises none: sums of other lengths are rounded in another way."""
-PROBE = (2, 32)
-"""Sequences and their tokens at which logits are compared where no text is given."""
 
 
 @dataclass
@@ -151,23 +146,9 @@ def show_plan(
     return dry_run
 
 
-def probe_ids(config: Any) -> Tensor:
-    """Random token ids [sequence, time] at which the logits of two models are compared."""
-    length = min(PROBE[1], getattr(config, "max_position_embeddings", PROBE[1]))
-    return torch.randint(config.vocab_size, (PROBE[0], length), generator=torch.Generator().manual_seed(0))
-
-
 def load_edits() -> None:
     """Import every file of this folder, which registers its edits."""
     import_files(__name__.rpartition(".")[0])
-
-
-def check_promise(promise: str, before: Tensor, after: Tensor, largest: float = UNCHANGED) -> None:
-    """Refuse a result that breaks a promise; the sentence ends with the largest change of a number."""
-    change = (before - after).abs().max().item()
-    if not change <= largest:
-        todo = "Nothing was written. Please report it: this is a mistake of Braid's."
-        raise BraidError(f"{promise} {change:g}", todo=todo)
 
 
 def assemble(

@@ -19,9 +19,11 @@ from braidlm.core.devices import check_weights_fit, weights_bytes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder
 from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.logits import check_promise, probe_ids
+from braidlm.core.models.runs import length_record
 from braidlm.core.reading import given_path
 from braidlm.edits.account import SOURCE, Account, Fresh, moved, targets
-from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, probe_ids, show_plan
+from braidlm.edits.edit import Edit, EditPlan, edits, show_plan
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.gates import GatesConfig, gate_kinds
@@ -142,7 +144,8 @@ def write_gated(
     gates are written alone, with files `beside` them."""
     assert out is not None
     folder = given_path(out)
-    lineage = {**record, "sources": [{"name": SOURCE, **opened.record()}], **account}
+    origin = {"name": SOURCE, **opened.record(), **length_record(opened.lineage)}
+    lineage = {**record, "sources": [origin], **account}
     with atomic_folder(folder) as scratch:
         if base is None:
             write_whole_files(model, scratch, lineage, folder.name, beside=opened.tokenizer_files())

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.logits import probe_ids
 from braidlm.edits.account import SOURCE, Fresh, Part, Transform, from_source, parameters, planned
-from braidlm.edits.edit import Edit, EditPlan, edits, probe_ids
+from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.modules import Modules, layers_of, modules_of, stages_of
 from braidlm.model.config.ranges import Choices, NonNegative
 from braidlm.model.modeling_braid import BraidForCausalLM

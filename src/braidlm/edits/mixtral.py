@@ -13,20 +13,19 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, MixtralConfig
+from transformers import GenerationConfig, MixtralConfig
 
 from braidlm.bridges.bridge import bridges
 from braidlm.bridges.checkpoint import INDEX_FILE, Checkpoint
 from braidlm.bridges.hugging_face import HuggingFaceBridge, older_rope_settings
 from braidlm.core import console
-from braidlm.core.devices import free_memory
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
 from braidlm.core.models.card import CARD, licence_record, model_card
-from braidlm.core.models.folders import GENERATION, errors_of_transformers, load_lineage, versions
+from braidlm.core.models.folders import GENERATION, load_lineage, versions
+from braidlm.core.models.logits import check_promise, fits_beside, logits_of_transformers, probe_ids, rounding
 from braidlm.edits.account import SOURCE, Account, Fresh, from_source
-from braidlm.edits.edit import UNCHANGED, check_promise, probe_ids
 from braidlm.opening.opened_model import OpenedModel
 
 MIXTRAL_SOURCES = ("llama", "mistral")
@@ -173,31 +172,17 @@ def _compare(plan: MixtralPlan, folder: Path, promised: bool) -> dict[str, Any]:
     They are computed in float32, where rounding is small, by one model after the other. Where the new one does not fit
     into memory like that, they are not compared, and that is said.
     """
-    needed, free = 4 * sum(tensor.numel() for tensor in plan.tensors.values()), free_memory(torch.device("cpu"))
-    if free is not None and needed > free:
-        numbers = f"in float32 the new model needs {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free"
-        console.say(f"  logits are not compared: {numbers}")
+    if not fits_beside(plan.tensors.values()):
         return {"logits": "not compared"}
     ids = probe_ids(plan.config)
-    before, after = _logits(plan.source.folder, ids), _logits(folder, ids)
+    before, after = (logits_of_transformers(each, ids) for each in (plan.source.folder, folder))
     change, largest = (after - before).abs().max().item(), before.abs().max().item()
     console.say(f"  a logit changed by at most {change:.3g} (the largest is {largest:.3g})")
-    allowed = UNCHANGED * max(1.0, largest)
     if promised:
+        allowed = rounding(before)
         promise = f"this edit promises not to change a logit by more than {allowed:.3g}, and one changed by"
         check_promise(promise, before, after, allowed)
     return {"largest_change_of_a_logit": change, "largest_logit": largest}
-
-
-@torch.no_grad()
-def _logits(folder: Path, ids: Tensor) -> Tensor:
-    """The logits of a folder as plain transformers opens it; a tensor that it misses or does not know is an error."""
-    with errors_of_transformers(folder):
-        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
-    if wrong := [f"{what}: {name}" for what in ("missing_keys", "unexpected_keys") for name in sorted(info[what])]:
-        raise BraidError(f"transformers does not read these weights as they are:{bullet_list(wrong)}", str(folder))
-    # Transformers needs twice the memory to load weights in another type than the file's.
-    return model.float().eval()(ids).logits
 
 
 SHARD_BYTES = 2_000_000_000

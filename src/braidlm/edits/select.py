@@ -11,11 +11,12 @@ from torch import Tensor
 from braidlm.core import console
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
+from braidlm.core.models.logits import check_promise
 from braidlm.core.models.runs import LORA_CONFIG
 from braidlm.core.report.rendering import check_out, write
 from braidlm.core.report.report import Lines, Report, Table
 from braidlm.edits.account import Account, columns, planned
-from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, show_plan
+from braidlm.edits.edit import Edit, EditPlan, edits, show_plan
 from braidlm.edits.gate import layer_ranges, write_gated
 from braidlm.edits.matrices import bits_per_byte
 from braidlm.edits.modules import calibration_texts

@@ -19,9 +19,10 @@ from braidlm.core import console
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
+from braidlm.core.models.logits import probe_ids
 from braidlm.core.reading import given_path, read_json
 from braidlm.edits.account import Account, Derived, Fresh, Transform, from_source, targets
-from braidlm.edits.edit import Edit, EditPlan, edits, probe_ids, show_plan
+from braidlm.edits.edit import Edit, EditPlan, edits, show_plan
 from braidlm.edits.mixtral import MIXTRAL_SOURCES, plan_mixtral, write_mixtral
 from braidlm.edits.modules import check_uncompressed
 from braidlm.model.config.ranges import MAX_ITEMS, Choices, NonNegative, Range

@@ -13,9 +13,10 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.logits import check_promise, probe_ids
 from braidlm.edits.account import Account, Derived, Transform, chosen_rows, from_source, parameters, targets
 from braidlm.edits.composing.composition import in_stack
-from braidlm.edits.edit import Edit, EditPlan, check_promise, edits, probe_ids
+from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.modules import check_uncompressed
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.ends import TokenEmbedding

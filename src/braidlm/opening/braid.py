@@ -15,7 +15,7 @@ from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_model, model_type, switch
 from braidlm.core.models.integrity import file_sha256
-from braidlm.core.models.runs import LENGTH, trained_length
+from braidlm.core.models.runs import length_record
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
@@ -26,7 +26,7 @@ from braidlm.opening.opened_model import OpenedModel, find_tokenizer
 import_files("braidlm.bridges.formats")
 
 BRAID = BraidConfig.model_type
-FROM_THE_SOURCE = ("made_by", "recipe_sha256", "training", "sources", LENGTH)
+FROM_THE_SOURCE = ("made_by", "recipe_sha256", "training", "sources")
 """What the lineage of an edited model repeats of its source's."""
 
 
@@ -97,11 +97,11 @@ class OpenedBraid(OpenedModel):
         if self.is_bridged:
             read_as = {link.braid: list(link.foreign) for link in self.bridged.mappings}
             ignored = self.bridged.checkpoint.ignored
-            known = self.record() | {"model": self.bridged.name, "read_as": read_as}
+            known = self.record() | length_record(self.lineage) | {"model": self.bridged.name, "read_as": read_as}
             return known | ({"ignored": ignored} if ignored else {})
-        lineage = (self.lineage or {}) | {LENGTH: trained_length(self.lineage)}
+        lineage = self.lineage or {}
         known = {key: lineage[key] for key in FROM_THE_SOURCE if lineage.get(key)}
-        return {**self.record(), "format": BRAID, **known}
+        return {**self.record(), "format": BRAID, **known, **length_record(lineage)}
 
     def check_editable(self) -> None:
         """Refuse a model whose tensors are not weights that an edit can read."""

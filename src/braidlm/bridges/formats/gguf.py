@@ -23,6 +23,7 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_file
 from braidlm.core.models.card import licence_of
+from braidlm.core.models.logits import Probe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, byte_characters
 from braidlm.model.attention.positions import RopeScaling, rope_scalings
 
@@ -237,7 +238,12 @@ class GgufTarget(ExportTarget):
     dtype: str
 
     def write(
-        self, out: Path, tensors: dict[str, Tensor], tokenizer: BraidTokenizer | None, lineage: dict[str, Any]
+        self,
+        out: Path,
+        tensors: dict[str, Tensor],
+        tokenizer: BraidTokenizer | None,
+        lineage: dict[str, Any],
+        probe: Probe,
     ) -> None:
         assert tokenizer is not None  # a model without one was refused
         gguf = import_gguf()

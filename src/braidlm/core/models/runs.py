@@ -89,7 +89,13 @@ def training_of(lineage: dict[str, Any]) -> dict[str, Any]:
 
 
 LENGTH = "length"
-"""The key under which the record of an edit's source keeps it, because an edited model has no recipe of its own."""
+"""The key under which the record of a source keeps it, because what is made of a model has no recipe of its own."""
+
+
+def length_record(lineage: Mapping[str, Any] | None) -> dict[str, int]:
+    """The length that a source was trained at, for the lineage of what is made of it."""
+    length = trained_length(lineage)
+    return {} if length is None else {LENGTH: length}
 
 
 def trained_length(lineage: Mapping[str, Any] | None) -> int | None:
@@ -98,5 +104,5 @@ def trained_length(lineage: Mapping[str, Any] | None) -> int | None:
     recipe = lineage.get("recipe")
     data = recipe.get("data") if isinstance(recipe, dict) else None
     holders = [data] if isinstance(data, dict) else lineage.get("sources") or []
-    lengths = [holder.get(LENGTH) for holder in holders]
+    lengths = [holder.get(LENGTH) or trained_length(holder.get("lineage")) for holder in holders]
     return max((length for length in lengths if isinstance(length, int) and length > 0), default=None)

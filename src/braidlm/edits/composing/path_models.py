@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.models.logits import UNCHANGED, check_promise, probe_ids
 from braidlm.data.tokenizing.tokenizer import differences
-from braidlm.edits.edit import UNCHANGED, check_promise, probe_ids
 from braidlm.model.config.ranges import Range
 from braidlm.model.config.registry import ADVICE, Choice, NoOptions, Registry
 from braidlm.model.config.strict import encode
