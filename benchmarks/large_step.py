@@ -39,13 +39,14 @@ def dense(width: int, layers: int, vocabulary: int) -> BraidConfig:
     return BraidConfig({**architecture, "stages": [{"block": {"layers": layers}}]}, vocab_size=vocabulary)
 
 
-def mixtral(tiny: bool) -> PreTrainedModel:
+def mixtral(tiny: bool, device: torch.device) -> PreTrainedModel:
     """The layers, width, experts and feed-forward parameters of the preset; attention is dense."""
     size = {"hidden_size": 64, "num_hidden_layers": 2} if tiny else {"hidden_size": 1024, "num_hidden_layers": 24}
     inner = -(-size["hidden_size"] * 4 // 24) * 8  # three matrices in place of two; products need multiples of 8
     experts = {"num_local_experts": 32, "num_experts_per_tok": 2, "intermediate_size": inner}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
-    return MixtralForCausalLM(MixtralConfig(vocab_size=VOCABULARY if tiny else 50295, **size, **experts, **heads))
+    with device:
+        return MixtralForCausalLM(MixtralConfig(vocab_size=VOCABULARY if tiny else 50295, **size, **experts, **heads))
 
 
 def our_step(config: BraidConfig, args: argparse.Namespace, **training: Any) -> tuple[Callable, float]:
@@ -106,7 +107,7 @@ def main() -> None:
     active = model_cost(skeleton(routed), args.length).active_parameters
     twin = one if args.tiny else dense(1024, max(1, round(active / (12 * 1024**2))), 50295)
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
-    theirs = lambda: (step_of_torch(mixtral(args.tiny), args.batch, args.length, device, dtype, False), 0.0)  # noqa: E731
+    theirs = lambda: (step_of_torch(mixtral(args.tiny, device), args.batch, args.length, device, dtype, False), 0.0)  # noqa: E731
     contestants = {"routed": lambda: our_step(routed, args), "dense": lambda: our_step(twin, args), "mixtral": theirs}
     rows += [measured(name, make, args) for name, make in contestants.items()]
     record("large_step", device, rows, args.out)

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -160,17 +161,23 @@ def by_peer(folder: Path, args: Any, device: torch.device, dtype: torch.dtype) -
         eos_token_id=-1,
         pad_token_id=0,
     )
-    for count in args.streams:
-        pages = count * (1 + (PROMPT + args.tokens) // PAGE)
-        sizes: dict[str, Any] = {"page_size": PAGE, "num_blocks": pages, "max_batch_tokens": max(512, count * PROMPT)}
-        kinds: dict[str, dict[str, Any]] = {"its own": {}}
-        if device.type == "cuda":
-            kinds["graphs"] = {"use_cuda_graph": True, "use_async_batching": True}
-        for kind, options in kinds.items():
+    page = "page_size" if "page_size" in signature(ContinuousBatchingConfig).parameters else "block_size"
+    kinds: dict[str, dict[str, Any]] = {"its own": {}}
+    if device.type == "cuda":
+        kinds["graphs"] = {"use_cuda_graph": True, "use_async_batching": True}
+    for kind, options in kinds.items():
+        for count in args.streams:
+            pages = count * (1 + (PROMPT + args.tokens) // PAGE)
+            sizes: dict[str, Any] = {page: PAGE, "num_blocks": pages, "max_batch_tokens": max(512, count * PROMPT)}
             batching = ContinuousBatchingConfig(allow_block_sharing=False, **sizes, **options)
-            best = min(_peer_seconds(model, count, how, batching) for _ in range(args.rounds + 1))
+            settings = {"settings": kind, "attention": model.config._attn_implementation}
+            try:
+                best = min(_peer_seconds(model, count, how, batching) for _ in range(args.rounds + 1))
+            except (AssertionError, RuntimeError) as error:  # what is left of the device is not to be trusted
+                yield {"what": "peer", "streams": count, **settings, "failed": str(error).splitlines()[0][:120]}
+                return
             model.destroy_cached_continuous_batching_manager()  # it is made for so many texts
-            yield measured(count, count * args.tokens, best, settings=kind, attention=model.config._attn_implementation)
+            yield measured(count, count * args.tokens, best, **settings)
 
 
 def _peer_seconds(model: Any, count: int, how: GenerationConfig, batching: ContinuousBatchingConfig) -> float:
