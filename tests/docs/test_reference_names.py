@@ -27,8 +27,9 @@ NEW: dict[str, str] = {
     r"Verbs > braid show > --(gpus?|per-machine|within|between|utilisation)": "plans of trainings on many GPUs",
     r"Verbs > braid (train|eval|prepare) > --cluster": "jobs on the nodes of a Ray cluster",
     r"edit > select > --before": "every gate before a layer goes, as in Self-MoE's Table 6",
-    r"(Recipes|list recipes) > papers/.*/(table[17]|molm-4b-k2|pruning|compressed|selection|code|balance|thresholds|base-as-printed)": "a "
+    r"(Recipes|list recipes) > papers/.*/(table[17]|compressed|selection|code|balance|thresholds|base-as-printed)": "a "
     "recipe for every table of the papers that needs no new mechanism",
+    r"(Recipes|list recipes) > papers/moduleformer/(molm-4b-k2|pruning)": "the 4B model itself; three tables, one base",
     r"Verbs > braid push.*": "models go to the Hub with card, licence and results",
     r"Parts > projection.*": "experts of a projection are parts, so that another kind is one file; recipes stay",
     r".* > --verbose": "edits say a summary; this shows where each tensor comes from",
