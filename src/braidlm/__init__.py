@@ -18,6 +18,7 @@ _HOMES = {
     "serve": "braidlm.serving.serve",
     "chat": "braidlm.serving.chat",
     "compare": "braidlm.studies.compare",
+    "compare_models": "braidlm.studies.compare_models",
     "convert": "braidlm.opening.convert",
     "push": "braidlm.serving.push",
     "show": "braidlm.studies.show",

@@ -32,6 +32,7 @@ NEW: dict[str, str] = {
     r"(Recipes|list recipes) > papers/moduleformer/(molm-4b-k2|pruning)": "the 4B model itself; three tables, one base",
     r"Verbs > braid push.*": "models go to the Hub with card, licence and results",
     r"Parts > projection.*": "experts of a projection are parts, so that another kind is one file; recipes stay",
+    r"Verbs > braid compare > --text": "models of any kind, by size, speed and quality",
     r".* > --verbose": "edits say a summary; this shows where each tensor comes from",
     r"Verbs > braid chat.*": "a conversation in the terminal",
     r".* > (--max-bytes|max_bytes)": "the same stretch of text for models of several tokenizers",

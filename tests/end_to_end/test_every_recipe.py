@@ -8,6 +8,7 @@ from braidlm.core.models.folders import load_model
 from braidlm.core.models.presets import config_from, is_preset
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.model.config.strict import encode
+from braidlm.studies.compare import check_same_batches
 from braidlm.studies.decoding import decode_study, is_study
 from braidlm.studies.running import run_study
 from braidlm.training.recipe import decode_recipe
@@ -58,6 +59,12 @@ def test_it_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFac
     assert run.finished
     assert run.progress.steps == 2
     load_model(run.model)
+
+
+def test_the_tiny_recipes_of_stories_can_be_compared() -> None:
+    """They see the same batches, which those of other texts, lengths and amounts need not."""
+    names = ("llama", "modules", "moep", "depths", "shared", "byte-pooling", "next-sentence")
+    check_same_batches({name: decode_recipe(COMPOSED[f"tiny/{name}"]) for name in names})
 
 
 @pytest.mark.parametrize("name", STUDIES)

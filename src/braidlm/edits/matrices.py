@@ -1,7 +1,7 @@
 """The matrices of a model in another form, and what the model costs and predicts before and after."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import median
@@ -122,11 +122,11 @@ def measure_beside(source: OpenedBraid, text: str | None, tokens: int) -> Callab
     def measured(edited: BraidForCausalLM) -> dict[str, Any]:
         models = {"before": source.load(dtype=torch.float32), "after": edited}
         length, steps = (min(most, edited.config.max_position_embeddings) for most in (FORWARD, STEPS))
-        speeds = _speeds(models, length, 1), _speeds(models, 1, steps)
+        both = speeds(models, length, 1), speeds(models, 1, steps)
         measures = {}
         for name, model in models.items():
             bits = None if held_out is None else bits_per_byte(model, source, held_out).score
-            numbers = (bits, weights_bytes(model), *(speed[name] for speed in speeds))
+            numbers = (bits, weights_bytes(model), *(speed[name] for speed in both))
             measures[name] = dict(zip(MEASURES, numbers, strict=True))
         rows = [["", "before", "after", "after / before"]]
         for key, (label, form) in MEASURES.items():
@@ -148,15 +148,18 @@ def bits_per_byte(model: Any, source: OpenedModel, text: HeldOutText) -> TaskRes
 
 
 @torch.no_grad()
-def _speeds(models: dict[str, BraidForCausalLM], length: int, steps: int) -> dict[str, float]:
+def speeds(models: Mapping[str, Any], length: int, steps: int) -> dict[str, float]:
     """Tokens per second of each model, of which it reads `length` at once, `steps` times, each time after all before. A
     first round, in which memory is allocated, does not count."""
     rounds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(ROUNDS + 1):
         for name, model in models.items():
-            cache, ids = DynamicCache() if steps > 1 else None, torch.zeros(1, length, dtype=torch.long)
+            cache = DynamicCache() if steps > 1 else None
+            ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
             begin = time.perf_counter()
             for _ in range(steps):
                 model(ids, past_key_values=cache, use_cache=steps > 1)
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
             rounds[name].append(length * steps / (time.perf_counter() - begin))
-    return {name: median(speeds[1:]) for name, speeds in rounds.items()}
+    return {name: median(each[1:]) for name, each in rounds.items()}

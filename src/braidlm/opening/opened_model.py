@@ -17,7 +17,7 @@ import torch
 from braidlm.core.errors import BraidError
 from braidlm.core.models.card import licence_record
 from braidlm.core.models.folders import check_vocabulary, load_lineage
-from braidlm.core.models.integrity import model_hash
+from braidlm.core.models.integrity import WEIGHT_FILES, model_hash
 from braidlm.core.models.runs import training_of
 from braidlm.data.tokenizing.build import BraidTokenizer, load_tokenizer
 from braidlm.opening.names import named, words_in_name
@@ -86,6 +86,13 @@ class OpenedModel(ABC):
     def sha256(self) -> str:
         """The SHA-256 over all files that determine the model's scores."""
         return model_hash(self.folder)
+
+    @property
+    def disk_bytes(self) -> int:
+        """The size of the files of weights, those of the base of an adapter included."""
+        own = sum(path.stat().st_size for pattern in WEIGHT_FILES for path in self.folder.glob(pattern))
+        base: OpenedModel | None = getattr(self, "base", None)
+        return own if base is None else own + base.disk_bytes
 
     @cached_property
     def lineage(self) -> dict[str, Any] | None:

@@ -196,7 +196,9 @@ def read_runs(folders: Sequence[StrPath]) -> list[ModelResult]:
     for given in folders:
         folder = given_path(given)
         if not has_runs(folder):
-            raise BraidError("there is no run in it", str(given), "Name the folders of runs, sweeps or studies.")
+            raise BraidError(
+                "there is no run in it", str(given), "Name folders of runs; `--text FILE` compares models."
+            )
         for path in sorted(folder.rglob(RECIPE)):  # in a run's own folder there may be a sweep
             recipes[path.parent] = completed(read_yaml(path))
         for file in sorted(folder.rglob(f"{FAILURES}/*.json")):
