@@ -101,7 +101,9 @@ def _measured(model: OpenedModel, score: Any, device: str) -> MeasuredModel:
         score.score,
         score.standard_error,
         model.disk_bytes,
-        *(costs[key] for key in ("parameters", "active_parameters", "flops_per_token")),
+        costs["parameters"],
+        costs["active_parameters"],
+        costs["flops_per_token"],
         reading=speeds(loaded, length, 1)[model.name],
         writing=speeds(loaded, 1, steps)[model.name],
     )

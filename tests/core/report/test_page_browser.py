@@ -45,6 +45,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [["a", "0.7 ± 0.1", "1.2M", "8.1s"], ["b", "−0.3", "20k", "1m07s"]]
     rows += [["c", None, "3", "2h01m"], ["d", "12", "1,500", "40.0s"]]
     made.heading("Table").table(Table(["name", "bits", "size", "time"], rows, best=1))
+    wide = [f"column {n}" for n in range(8)]
+    made.table(Table(["model", *wide], [["a model", *wide]] * 2, "What each column has. " * 8))
     for name, chart in every_chart(NASTY).items():
         made.heading(name).chart(chart, NASTY, name)
     path = tmp_path_factory.mktemp("page") / "report.html"
@@ -202,6 +204,29 @@ def test_narrow_screens_scroll_tables_and_not_the_page(page: Any) -> None:
     page.set_viewport_size({"width": 400, "height": 800})
     page.wait_for_function("document.querySelector('figure.picture svg[role=img]').viewBox.baseVal.width < 400")
     assert page.evaluate("document.documentElement.scrollWidth") == 400
+
+
+def test_a_wide_table_says_how_it_goes_on_and_keeps_its_first_column(page: Any) -> None:
+    figure = page.locator("figure.wide")
+    button, box = figure.locator("button.more"), figure.locator(".scroll")
+    assert not button.is_visible()
+    page.set_viewport_size({"width": 400, "height": 800})
+    button.wait_for()
+    assert figure.locator("figcaption").bounding_box()["width"] < 400, "its caption does not scroll"
+    before, first = button.inner_text(), box.locator("tbody td").first
+    assert "more columns →" in before
+    for _ in range(4):
+        if "more" not in button.inner_text():
+            break
+        left = box.evaluate("box => box.scrollLeft")
+        button.click()
+        page.wait_for_function("([box, left]) => box.scrollLeft > left + 50", arg=[box.element_handle(), left])
+        page.wait_for_timeout(400)
+    assert button.inner_text() == "← first columns"
+    assert first.bounding_box()["x"] < 20
+    assert box.locator("tbody td").last.bounding_box()["x"] < 400
+    button.click()
+    page.wait_for_function("box => box.scrollLeft === 0", arg=box.element_handle())
 
 
 def test_without_scripts_the_values_are_read(browser: Any, report: Path) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -131,12 +132,14 @@ def _part(part: Part) -> str:
             return f'<dl class="facts">{"".join(cards)}</dl>'
         case Table():
             wide = ' class="wide"' if len(part.columns) >= WIDE else ""
-            return f"<figure{wide}>{_scroll(part)}</figure>"
+            return f"<figure{wide}>{_caption(part.caption)}{_scroll(part)}</figure>"
         case report_parts.Picture(chart, caption, name):
             data = json.dumps(chart_data(chart) | {"name": name}, ensure_ascii=False, separators=(",", ":"))
             # Within a script `</script` and `<!--` would count even in a string.
             script = f'<script type="application/json">{data.replace("<", chr(92) + "u003c")}</script>'
-            table = f"<details open><summary>The values</summary>{_scroll(chart_table(chart))}</details>"
+            values = chart_table(chart)
+            shown = f"{_caption(values.caption)}{_scroll(values)}".replace("figcaption", "p")
+            table = f"<details open><summary>The values</summary>{shown}</details>"
             return f'<figure class="picture"><div class="chart"></div>{script}{_caption(caption)}{table}</figure>'
         case report_parts.Quote(text, who, prompt, note):
             before = f'<span class="prompt">{escape(prompt)}</span>' if prompt else ""
@@ -158,8 +161,9 @@ def _part(part: Part) -> str:
 
 
 def _scroll(table: Table) -> str:
-    """A table that scrolls in itself where it is wider than the screen."""
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="Table">{_table(table)}</div>'
+    """A table that scrolls in itself where it is wider than the screen; its caption stands above and does not."""
+    bare = _table(replace(table, caption=""))
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="Table">{bare}</div>'
 
 
 def _table(table: Table) -> str:

@@ -1,4 +1,4 @@
-/* What a report page does in a browser: it draws the charts, sorts tables, and switches between light and dark. */
+/* What a report page does in a browser: it draws the charts, sorts and scrolls tables, and switches between light and dark. */
 
 import { draw } from "./charts.js";
 
@@ -48,6 +48,28 @@ export function sortable(table) {
   table.classList.add("sortable");
 }
 
+/** Where a table is wider than its place: its first column stays, and a button below says how much more there is. */
+export function scrollable(box) {
+  const heads = [...(box.querySelector("thead tr:last-child")?.cells ?? [])];
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "more";
+  button.tabIndex = -1; // the table itself scrolls by keyboard
+  const update = () => {
+    const { right } = box.getBoundingClientRect();
+    const rest = heads.filter((head) => head.getBoundingClientRect().right > right + 2).length;
+    const wider = box.scrollWidth > box.clientWidth + 2;
+    box.classList.toggle("cut", wider);
+    button.hidden = !wider;
+    button.textContent = rest ? `${rest} more column${rest > 1 ? "s" : ""} \u2192` : "\u2190 first columns";
+    button.onclick = () => box.scrollTo({ left: rest ? box.scrollLeft + box.clientWidth * 0.6 : 0, behavior: "smooth" });
+  };
+  box.after(button);
+  box.addEventListener("scroll", update, { passive: true });
+  new ResizeObserver(update).observe(box);
+  update();
+}
+
 /** A button that switches between the theme of the system, light and dark. */
 export function themes() {
   const names = { "": "Auto", light: "Light", dark: "Dark" };
@@ -82,6 +104,7 @@ if (document.querySelector("body > header.report")) {
     draw(element, chart);
   }
   document.querySelectorAll("main table").forEach(sortable);
+  document.querySelectorAll("main .scroll").forEach(scrollable);
   const contents = document.querySelector(".contents details");
   if (contents) contents.open = matchMedia("(min-width: 80rem)").matches;
 }
