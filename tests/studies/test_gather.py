@@ -14,7 +14,7 @@ import pytest
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import read_metrics
-from braidlm.core.report.report import Facts, Picture, Quote
+from braidlm.core.report.report import Facts, Picture, Quote, Table
 from braidlm.studies.gather import gather_runs, run_report, run_table
 from braidlm.studies.results import read_runs
 from braidlm.studies.run_page import run_page
@@ -78,7 +78,7 @@ def test_the_files(runs: Path, tmp_path: Path) -> None:
     assert float(rows[0]["bits_per_byte"]) == gathered[0].bits_per_byte
     assert "training.optimizer.lr" not in rows[0]  # in which they do not differ
     text = (tmp_path / "table/runs.md").read_text()
-    assert text.startswith("# 2 runs\n\n| run | training.batch | seed |")
+    assert text.startswith("# 2 runs\n\n| run | bits per byte | best | best at step | seed | training.batch |")
     page = (tmp_path / "table/runs.html").read_text()
     assert "The recipe of deep/b" in page
 
@@ -159,3 +159,26 @@ def test_the_verb_leaves_the_page_and_fresh_removes_it(runs: Path, capsys: pytes
     page.write_text("old")
     assert main(["train", str(runs / "a/recipe.yaml"), f"out={runs / 'a'}", "--fresh"]) == 0
     assert "What it cost" in page.read_text()
+
+
+def test_many_keys_that_differ_have_a_table_of_their_own(runs: Path) -> None:
+    gathered = read_runs([runs])
+    first, second = (
+        replace(run, recipe=run.recipe | {f"key{n}": (at, n) for n in range(9)}) for at, run in enumerate(gathered)
+    )
+    assert run_table([first, second]).columns[:6] == [
+        "run",
+        "bits per byte",
+        "best",
+        "best at step",
+        "seed",
+        "parameters",
+    ]
+    (keys,) = [
+        part
+        for part in run_report([first, second], "two").parts
+        if isinstance(part, Table) and part.columns[0] == "key"
+    ]
+    assert keys.columns == ["key", "a", "deep/b"]
+    assert ["key3", "[0, 3]", "[1, 3]"] in keys.rows
+    assert "key3" in run_table([first, second]).data.columns

@@ -10,7 +10,7 @@ import torch
 
 from braidlm.core import console
 from braidlm.core.devices import PeakMemory, choose_device, device_name
-from braidlm.core.differences import Differences, as_yaml, differences, shown
+from braidlm.core.differences import Differences, as_yaml, differences
 from braidlm.core.errors import BraidError, check_folder_name, collecting
 from braidlm.core.files import write_json
 from braidlm.core.models.accounting import model_cost, skeleton
@@ -29,7 +29,7 @@ from braidlm.opening.open import open_model
 from braidlm.studies.decoding import is_study
 from braidlm.studies.results import ModelResult, Point, read_run
 from braidlm.studies.running import check_one_process, check_variants, train_to_end
-from braidlm.studies.tables import add_recipes, cells
+from braidlm.studies.tables import add_differences, add_recipes, cells
 from braidlm.training.monitoring.speed import TRAINING_FLOPS
 from braidlm.training.recipe import LoadedRecipe, Recipe, decode_recipe
 from braidlm.training.run_folder import identity
@@ -45,8 +45,6 @@ COSTS = ("parameters", "active", "FLOPs per token", "tokens/s", "memory", "train
 SIZES = ("name", "parameters", "active_parameters", "flops_per_token", "tokens", "tokens_per_second", "memory")
 FACTS = (*SIZES, "seconds", "bits_per_byte")
 """The columns of the CSV file before those of the data sets."""
-MAX_DIFFERENCES = 60
-"""Rows of the table of what differs; models of different shapes differ in more, and the page has both in full."""
 
 
 @dataclass
@@ -221,11 +219,7 @@ def comparison_report(comparison: Comparison, recipes: Mapping[str, dict[str, An
         "differences in bits per byte may be chance."
     )
     _add_charts(report, comparison)
-    if differing := comparison.differences:
-        rows = [[key, *(None if one is None else shown(one) for one in own.values())] for key, own in differing.items()]
-        report.heading("In what the recipes differ").table(Table(["key", *bits], rows[:MAX_DIFFERENCES]))
-    if (more := len(differing) - MAX_DIFFERENCES) > 0:
-        report.text(f"And {more} more keys, in the recipes below.")
+    add_differences(report, comparison.differences)
     add_recipes(report, recipes)
     return report.links({"The table as CSV": f"{TABLE}.csv", "Everything for programs": f"{RESULTS}.json"})
 

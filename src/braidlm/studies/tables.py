@@ -7,12 +7,16 @@ from typing import Any
 
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
+from braidlm.core.differences import Differences, shown
 from braidlm.core.report.report import Report, Table
 from braidlm.core.report.verdicts import spread
 from braidlm.evals.babylm.averages import published_rows
 from braidlm.studies.results import ModelResult, StudyResults
 from braidlm.studies.steps import EditStep
 from braidlm.studies.study import Role
+
+MAX_DIFFERENCES = 60
+"""Rows of the table of what differs; models of different shapes differ in more, and the page has both in full."""
 
 
 def duration(seconds: float) -> str:
@@ -43,6 +47,17 @@ def cells(facts: Mapping[str, Any], columns: Sequence[str]) -> list[str | None]:
     """What people read of the facts of a run in these columns; None for what is not known."""
     known = [(facts[key], form) for key, form in (COLUMNS[column] for column in columns)]
     return [None if value is None else form(value) for value, form in known]
+
+
+def add_differences(report: Report, differing: Differences) -> None:
+    """A row for each key in which recipes differ, and a column for each recipe."""
+    if not differing:
+        return
+    names = next(iter(differing.values()))
+    rows = [[key, *(None if one is None else shown(one) for one in own.values())] for key, own in differing.items()]
+    report.heading("In what the recipes differ").table(Table(["key", *names], rows[:MAX_DIFFERENCES]))
+    if (more := len(differing) - MAX_DIFFERENCES) > 0:
+        report.text(f"And {more} more keys, in the recipes below.")
 
 
 def add_recipes(report: Report, recipes: Mapping[str, dict[str, Any]]) -> None:

@@ -246,3 +246,13 @@ def test_two_models_end_to_end(eval_verb: Callable[..., Outcome], runs: Path, da
     assert ("* the best by more than" in shown.out) == any(v["clear"] for v in facts["verdicts"].values())
     assert all("items" not in result for model in facts["models"] for result in model["tasks"].values())
     assert "Differences" in (out / "results.html").read_text()
+
+
+def test_many_models_have_a_row_each() -> None:
+    parts = {"first.txt": Part(1.25, 4), "second.txt": Part(12.5, 2)}
+    found = evaluation({name: (60.0 + at, 1.5) for at, name in enumerate("abcd")}, parts=parts)
+    table = score_table(found)
+    assert table.columns == ["model", "known (1,200)", "other (1,200)", "known, first.txt", "known, second.txt"]
+    assert table.rows[1] == ["b", "61.00 ± 1.00", "1.5000 ± 0.0100", "1.2500", "12.50"]
+    assert [row[0] for row in table.rows] == ["a", "b", "c", "d", "baseline"]
+    assert table.rows[-1][1:] == ["25.00", "-", "", ""]

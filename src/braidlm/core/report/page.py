@@ -137,8 +137,8 @@ def _part(part: Part) -> str:
             data = json.dumps(chart_data(chart) | {"name": name}, ensure_ascii=False, separators=(",", ":"))
             # Within a script `</script` and `<!--` would count even in a string.
             script = f'<script type="application/json">{data.replace("<", chr(92) + "u003c")}</script>'
-            values = chart_table(chart)
-            shown = f"{_caption(values.caption)}{_scroll(values)}".replace("figcaption", "p")
+            points = chart_table(chart)
+            shown = f"{_caption(points.caption)}{_scroll(points)}".replace("figcaption", "p")
             table = f"<details open><summary>The values</summary>{shown}</details>"
             return f'<figure class="picture"><div class="chart"></div>{script}{_caption(caption)}{table}</figure>'
         case report_parts.Quote(text, who, prompt, note):

@@ -25,6 +25,8 @@ MARKED = (
     "allow, else of both scores' errors in quadrature)"
 )
 BASELINE = "baseline: what guessing gives, or always giving the most frequent answer"
+MODELS_BESIDE = 3
+"""More models than this, and than tasks, have a row each: columns of many models do not fit a screen."""
 FEW_PARTS = 6
 """A task of two to so many parts, such as texts of your own, has a row for each of them in the first table."""
 MAX_PARTS = 12
@@ -98,29 +100,42 @@ def score_table(evaluation: Evaluation) -> Table:
     means, chances = averages(evaluation), _chances(evaluation)
     of_models = {label: {name: f"{score:.2f}" for name, score in scores.items()} for label, _, scores in means}
     rows = []
-    if not evaluation.runs:
+    if not evaluation.runs and len(evaluation.models) <= max(MODELS_BESIDE, len(evaluation.tasks)):
         for task, chance in zip(evaluation.tasks, chances, strict=True):
             scores = (score_cell(evaluation, model, task) for model in evaluation.models)
             rows.append([task, f"{_scored(evaluation, task):,}", chance or "-", *scores])
-            results = [model.tasks[task] for model in evaluation.models]
-            if 1 < len(results[0].parts) <= FEW_PARTS:
-                for name, part in results[0].parts.items():
-                    parts = (result.parts.get(name) for result in results)
-                    shown = (f"{each.score:.{2 if abs(each.score) >= 10 else 4}f}" if each else "-" for each in parts)
-                    rows.append([f"- {name}", f"{part.count:,}", "", *shown])
+            for name in (name for own, name in _few_parts(evaluation) if own == task):
+                cells = (_part_cell(model.tasks[task].parts.get(name)) for model in evaluation.models)
+                rows.append([f"- {name}", f"{evaluation.models[0].tasks[task].parts[name].count:,}", "", *cells])
         models = [model.name for model in evaluation.models]
         rows += [[label, "", "", *(each.get(name, "-") for name in models)] for label, each in of_models.items()]
         return Table([*FIXED, *models], rows, keep=len(FIXED))
     # The first unit in which the training of all checkpoints is known.
-    units = [unit for unit in AMOUNTS if all(getattr(model, unit) for model in evaluation.models)][:1]
+    known = [unit for unit in AMOUNTS if all(getattr(model, unit) for model in evaluation.models)]
+    units, parts = known[:1] if evaluation.runs else [], [] if evaluation.runs else list(_few_parts(evaluation))
     for model in evaluation.models:
         trained = (f"{getattr(model, unit):,}" for unit in units)
         scores = (score_cell(evaluation, model, task) for task in evaluation.tasks)
-        rows.append([model.name, *trained, *scores, *(each.get(model.name, "-") for each in of_models.values())])
+        of_parts = (_part_cell(model.tasks[task].parts.get(name)) for task, name in parts)
+        means_of = (each.get(model.name, "-") for each in of_models.values())
+        rows.append([model.name, *trained, *scores, *of_parts, *means_of])
     if any(chances):
-        rows.append(["baseline", *("" for _ in units), *(chance or "-" for chance in chances), *("" for _ in means)])
+        empty = ["" for _ in (*parts, *means)]
+        rows.append(["baseline", *("" for _ in units), *(chance or "-" for chance in chances), *empty])
     tasks = (f"{name} ({_scored(evaluation, name):,})" for name in evaluation.tasks)
-    return Table(["model", *units, *tasks, *of_models], rows, keep=1 + len(units))
+    names = (f"{task}, {name}" if len(evaluation.tasks) > 1 else name for task, name in parts)
+    return Table(["model", *units, *tasks, *names, *of_models], rows, keep=1 + len(units))
+
+
+def _few_parts(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
+    """Tasks of a few parts, such as texts of your own, each with the names of its parts."""
+    for task, result in evaluation.models[0].tasks.items():
+        if 1 < len(result.parts) <= FEW_PARTS:
+            yield from ((task, name) for name in result.parts)
+
+
+def _part_cell(part: Part | None) -> str:
+    return f"{part.score:.{2 if abs(part.score) >= 10 else 4}f}" if part else "-"
 
 
 def run_table(evaluation: Evaluation) -> Table:
@@ -184,7 +199,7 @@ def _differences(evaluation: Evaluation) -> dict[str, tuple[str, str]]:
     """The difference of the best two models of each task and its error, rounded to two digits of the error."""
     shown = {}
     for task, found in evaluation.verdicts.items():
-        difference, error = f"{round(found.difference, 9):.4g}", "–" if found.standard_error is None else "0"
+        difference, error = f"{round(found.difference, 7):.4g}", "–" if found.standard_error is None else "0"
         if found.standard_error:  # else the difference of equal sums is a rounding error
             digits = max(0, 1 - math.floor(math.log10(found.standard_error)))
             difference, error = (f"{each:.{digits}f}" for each in (found.difference, found.standard_error))
