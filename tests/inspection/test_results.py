@@ -99,22 +99,22 @@ LAYER = Layer("stages.2.layers.0.join", "layer 1", ("stories", "maths", "combine
 def test_degenerate_routers_are_named() -> None:
     active = ["stories", "maths"]
     assert degenerate(LAYER, {"stories": 1.0, "maths": 0.0, "combined": 0.0}, active, active) == [
-        "stages.2.layers.0.join sends 100% of tokens to 'stories'"
+        "layer 1 sends 100% of tokens to 'stories'"
     ]
     assert degenerate(LAYER, {"stories": 0.0, "maths": 0.004, "combined": 0.996}, active, active) == [
-        "stages.2.layers.0.join sends 99.6% of tokens to 'combined'"
+        "layer 1 sends 99.6% of tokens to 'combined'"
     ]
     assert degenerate(LAYER, {"stories": 0.6, "maths": 0.0, "combined": 0.4}, active, active) == [
-        "stages.2.layers.0.join never takes 'maths'"
+        "layer 1 never takes 'maths'"
     ]
     assert degenerate(LAYER, {"stories": 1.0, "maths": 0.0, "combined": 0.0}, active, ["stories"]) == [
-        "stages.2.layers.0.join sends 100% of tokens to 'stories' (and all texts are 'stories')"
+        "layer 1 sends 100% of tokens to 'stories' (and all texts are 'stories')"
     ]
     assert not degenerate(LAYER, {"stories": 0.6, "maths": 0.3, "combined": 0.1}, active, active)
     assert not degenerate(LAYER, {"stories": 0.6, "maths": 0.0, "combined": 0.4}, ["stories"], active)
     cosine = Layer("j", "layer 1", ("stories", "maths"), "cosine")
     assert degenerate(cosine, {"stories": 1.0, "maths": 0.0}, active, active) == [
-        "j is closest to 'stories' at 100% of tokens"
+        "layer 1 is closest to 'stories' at 100% of tokens"
     ]
     assert not degenerate(cosine, {"stories": 1.0, "maths": 0.0}, ["stories"], active)
 
@@ -156,8 +156,8 @@ def test_the_default_prompts_and_a_stuck_router(folders: dict[str, Path]) -> Non
     assert model.tallies[0].shares == {"stories": 0.5, "maths": 0.0, "combined": 0.5}
     assert model.tallies[0].accuracy == 0.25
     assert model.findings == [
-        "stages.1.layers.0.join sends 100% of tokens to 'stories'",
-        "stages.1.layers.1.join sends 100% of tokens to 'combined'",
+        "layer 2 sends 100% of tokens to 'stories'",
+        "layer 3 sends 100% of tokens to 'combined'",
     ]
     assert "every layer does the same with every token" in verdicts(model)[0]
 

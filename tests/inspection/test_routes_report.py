@@ -52,7 +52,7 @@ def test_the_terminal(routes_verb, folders: dict[str, Path], prompts: Path) -> N
     assert "[/odd] & <one> stories 1 → 1 2/2 1 → 3 1/2" in lines
     assert "4 + maths 3 → 3 0/2 1 → 3 0/2" in lines
     assert "right 75% 25%" in lines
-    assert "stages.1.layers.0.join sends 100% of tokens to 'stories'" in lines
+    assert "layer 2 sends 100% of tokens to 'stories'" in lines
 
 
 def test_json_says_the_same(routes_verb, folders: dict[str, Path], prompts: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_page(written: Path) -> None:
     assert '<span class="c1" title="stories">a</span>' in page
     assert '<span class="c2" title="maths">1</span>' in page
     assert '<span class="grey" title="combined"> </span>' in page
-    assert "<code>stages.1.layers.1.join</code> sends 100% of tokens to &#x27;combined&#x27;." in page
+    assert "Layer 3 sends 100% of tokens to &#x27;combined&#x27;." in page
     assert page.count('<figure class="picture">') == 2  # shares, information
     assert "by chance" in page
 
@@ -180,3 +180,11 @@ def test_models_that_cannot_be_looked_at(routes_verb, folders: dict[str, Path], 
         in shown.err
     )
     assert "there is no such folder" in routes_verb(tmp_path / "none").err
+
+
+def test_what_is_read_of_data_needs_data(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (["--tokens", "30"], ["--held-out", "0.1"]):
+        assert main(["routes", str(folders["letters"]), *option]) == 2
+        assert f"{option[0]}: this is how much of the data is read, and there is none" in capsys.readouterr().err
+    assert main(["routes", str(folders["letters"])]) == 0
+    assert "No text was named: these are PaPaformer's 20 prompts" in capsys.readouterr().out

@@ -71,7 +71,7 @@ def test_load_weight_and_the_one_that_counts_most(folder: Path) -> None:
     assert one.load_by_domain["stories"] == {"stories": 0.5, "maths": 0.5, "signs": 0.0, "spare": 0.0}
     assert one.weight_by_domain["stories"]["stories"] == pytest.approx(0.75, abs=1e-4)
     assert one.entropy == pytest.approx(1.4056, abs=1e-3)  # of the load
-    assert found.findings == [f"stages.1.layers.{n}.join.router never takes 'spare'" for n in (0, 1)]
+    assert found.findings == [f"layer {n} never takes 'spare'" for n in (2, 3)]
     view = found.prompts[1].view
     assert view.chosen == [["maths", "signs"]] * 2
     assert list(view.served[0][1]) == ["signs", "stories"]
@@ -175,11 +175,11 @@ def test_degenerate_top_k() -> None:
     layer = Layer("r", "layer 1", ("a", "b", "c"), "router", top_k=2)
     names = ["a", "b", "c"]
     assert degenerate(layer, {"a": 0.5, "b": 0.495, "c": 0.005}, names, []) == [
-        "r gives 99.5% of its picks to 'a' and 'b'"
+        "layer 1 gives 99.5% of its picks to 'a' and 'b'"
     ]
     assert degenerate(layer, {"a": 0.5, "b": 0.3, "c": 0.2}, names, []) == []
     four = Layer("r", "layer 1", ("a", "b", "c", "d"), "router", top_k=2, of_paths=False)
-    assert degenerate(four, {"a": 0.4, "b": 0.3, "c": 0.3, "d": 0.0}, [], []) == ["r never takes 'd'"]
+    assert degenerate(four, {"a": 0.4, "b": 0.3, "c": 0.3, "d": 0.0}, [], []) == ["layer 1 never takes 'd'"]
     everything = Layer("r", "layer 1", ("a", "b"), "router", top_k=2)
     assert degenerate(everything, {"a": 0.5, "b": 0.5}, ["a", "b"], []) == []
 

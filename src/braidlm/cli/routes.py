@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "of packed data, only what `holdout: SHARE` keeps from training"
     add("--held-out", type=number(Probability), metavar="SHARE", help=about)
     about = "at most this many tokens of each data set (20000)"
-    add("--tokens", type=number(Count), default=20_000, metavar="N", help=about)
+    add("--tokens", type=number(Count), metavar="N", help=about)
     add("--domains", nargs="+", action="extend", metavar="DOMAIN=PATH", help="the path that should know a domain")
     add_switches(add)
     add("--out", metavar="DIR", help="write tables (CSV) and routes.html")

@@ -91,6 +91,8 @@ class RoutingReport:
     models: list[ModelRoutes]
     """The models with paths or experts."""
     gated: list[ModelGates] = field(default_factory=list)
+    note: str = ""
+    """What is to be known of the texts."""
 
     @property
     def choices(self) -> list[str]:
@@ -154,7 +156,7 @@ def share_table(result: RoutingReport, at: int) -> Table:
 
 def verdicts(model: ModelRoutes) -> list[str]:
     """What the numbers mean, a sentence or two for each tally; none where the texts have no domains."""
-    sentences = []
+    sentences, labels = [], {layer.name: layer.label for layer in model.layers}
     for tally in model.tallies:
         clauses = []
         if tally.accuracy is not None:
@@ -165,7 +167,7 @@ def verdicts(model: ModelRoutes) -> list[str]:
         if (best := tally.most_informative) and not any(layer.entropy for layer in tally.read):
             clauses.append("every layer does the same with every token, which says nothing about the text")
         elif best:
-            subject = f"{best.layer} tells" if len(tally.read) == 1 else f"{best.layer} tells most,"
+            subject = f"{labels.get(best.layer, best.layer)} tells{' most,' * (len(tally.read) > 1)}"
             # The p-value is corrected for the number of layers (Bonferroni).
             if (best.p_value or 0.0) * len(tally.read) > 0.05:
                 meaning = "which so few texts may give by chance"
@@ -196,15 +198,15 @@ def degenerate(layer: Layer, load: dict[str, float], paths: Sequence[str], domai
     share = sum(load[name] for name in largest)
     if share < 0.99:
         never = [f"'{name}'" for name in expected if load.get(name) == 0.0]
-        return [f"{layer.name} never takes {listed(never)}"] if never else []
+        return [f"{layer.label} never takes {listed(never)}"] if never else []
     if layer.read_by == "cosine" and len(expected) == 1:
         return []  # there is no other path to be closest to
     only = f" (and all texts are '{domains[0]}')" if len(domains) == 1 else ""
     few = listed([f"'{name}'" for name in largest])
     if layer.top_k == 1 and layer.read_by == "cosine":
-        return [f"{layer.name} is closest to {few} at {percent(share)} of tokens{only}"]
+        return [f"{layer.label} is closest to {few} at {percent(share)} of tokens{only}"]
     sent = f"gives {percent(share)} of its picks" if layer.top_k > 1 else f"sends {percent(share)} of tokens"
-    return [f"{layer.name} {sent} to {few}{only}"]
+    return [f"{layer.label} {sent} to {few}{only}"]
 
 
 def load_chart(result: RoutingReport) -> HeatMaps:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from braidlm.core.console import progress, warn
+from braidlm.core.console import progress, say, warn
 from braidlm.core.decoding.generation import DEFAULT_PROMPTS, Prompt, read_prompts, token_texts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, errors_at
@@ -129,7 +129,7 @@ def _remark(result: ModelRoutes, choices: Sequence[TokenChoices], domains: list[
             load = named_shares(counts_of(picks, len(layer.choices)), layer.choices)
             result.findings += degenerate(layer, load, result.paths, domains)
         else:
-            result.notes.append(f"{layer.name}: {layer.note}")
+            result.notes.append(f"{layer.label}: {layer.note}")
     if any(layer.read_by == "cosine" for layer in result.layers):
         result.notes += ["without a router, the path is named whose output is closest in cosine to the joined output"]
     if any(layer.read_by == "shares" for layer in result.layers):
@@ -138,7 +138,7 @@ def _remark(result: ModelRoutes, choices: Sequence[TokenChoices], domains: list[
         result.notes.append(f"inactive: {', '.join(inactive)}")
     for layer in result.layers:
         if layer.inactive and not layer.of_paths:
-            result.notes.append(f"{layer.name}: without {', '.join(layer.inactive)}")
+            result.notes.append(f"{layer.label}: without {', '.join(layer.inactive)}")
     if domains and result.paths and not any(result.domains.values()):
         pairs = " ".join(f"{domain}={path}" for domain, path in zip(domains, result.paths, strict=False))
         result.notes.append(f"no domain is a path of this model, so none is right; `--domains {pairs}` would say so")
@@ -161,6 +161,8 @@ def _view(tokenizer: BraidTokenizer, ids: Sequence[int], choices: TokenChoices, 
 
 TOKENS = 20_000
 """How many tokens of each data set are read, by default."""
+NAME_DATA = "`--data NAME=TEXT` looks at text of your own, such as `stories=dev.txt`."
+OTHERS_TEXT = "No text was named: these are PaPaformer's 20 prompts of stories and maths, whatever the model learned."
 
 
 def routes(
@@ -171,7 +173,7 @@ def routes(
     paths: Sequence[str] | None = None,
     without: Sequence[str] | None = None,
     domains: Mapping[str, str] | None = None,
-    tokens: int = TOKENS,
+    tokens: int | None = None,
     held_out: float | None = None,
     out: StrPath | None = None,
     back: str = "",
@@ -181,19 +183,23 @@ def routes(
     """Who goes where in models, each named by its folder, its run or its study (all that have paths, experts or gates).
 
     `prompts` is a file or a list, by default (without `data`) the 20 of PaPaformer; `data` names packed folders or
-    text; `paths` are those to use, `without` modules that are switched off; `domains` says which path should know a
-    domain of another name; `out` is a folder for tables, pictures and a page, which links `back` to a page that it
-    belongs to.
+    text, of each of which `tokens` are read (20,000); `paths` are those to use, `without` modules that are switched
+    off; `domains` says which path should know a domain of another name; `out` is a folder for tables, pictures and a
+    page, which links `back` to a page that it belongs to.
     """
     path_of = dict(domains or {})
     opened = open_readable(models, paths, without)
     if out is not None:
         check_out(out, "braid routes", f"{PAGE}.html", fresh=True)
-    if prompts is None and not data:
+    if not data and (tokens is not None or held_out is not None):
+        which = "--held-out" if tokens is None else "--tokens"
+        raise BraidError("this is how much of the data is read, and there is none", which, NAME_DATA)
+    asked = prompts is not None or bool(data)
+    if not asked:
         prompts = DEFAULT_PROMPTS
     read = read_prompts(prompts) if isinstance(prompts, (str, Path)) else prompts or ()
     loaded = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in read]
-    decode(Count, tokens, "tokens")
+    tokens = decode(Count, TOKENS if tokens is None else tokens, "tokens")
     decode(Probability | None, held_out, "held_out")
     sources = [DataSource(name, str(path), tokens, held_out) for name, path in (data or {}).items()]
     for source in sources:
@@ -204,6 +210,8 @@ def routes(
     check_domains(path_of, named, list(dict.fromkeys(path for model in opened for path in paths_of(model))))
     right = [right_paths(named, paths_of(model), path_of, str(model.folder)) for model in opened]
     device = choose_device(device)
+    if not asked:
+        say(f"{OTHERS_TEXT} {NAME_DATA}")
     # Every text is read and checked before any model runs; models of one tokenizer share the tokens.
     texts: dict[tuple[str, int | None], Texts] = {}
     keys = [(model.tokenizer.fingerprint, model.context) for model in opened]
@@ -211,7 +219,7 @@ def routes(
         if key not in texts:
             of_prompts = prompt_texts(loaded, model.tokenizer, model.context, str(model.folder))
             texts[key] = Texts(of_prompts, {source.name: source.texts(model.tokenizer) for source in sources})
-    report = RoutingReport([])
+    report = RoutingReport([], note="" if asked else OTHERS_TEXT)
     for key, model, of_domains in zip(keys, opened, right, strict=True):
         loaded_model = model.load(device)
         if is_routed(model):

@@ -1,6 +1,5 @@
 """Who goes where, as a report: routes.html with its charts, and the short one of the terminal."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -76,9 +75,9 @@ def _add_routes(report: Report, result: RoutingReport) -> None:
         least = _least_load(model)
         load = "" if least is None else f"The least used choice of any layer has {percent(least)} of an even share. "
         said = verdicts(model)[::-1] or [f"{load}The texts have no domains to judge choices by."]
-        said += [" ".join(f"{finding}." for finding in model.findings)] if model.findings else []
+        said += [" ".join(f"{capital(finding)}." for finding in model.findings)] if model.findings else []
         paragraphs += [f"{model.name}: {text}" if len(result.models) > 1 else text for text in said]
-    report.verdict = _with_code("\n\n".join(paragraphs))
+    report.verdict = "\n\n".join(map(capital, paragraphs))
     _opening(report, result)
     what = result.models[0].tallies[-1].what
     report.heading("Layer by layer")
@@ -112,10 +111,14 @@ def _opening(report: Report, result: RoutingReport) -> None:
     looked_at = [f"{len(first.prompts)} prompts"] if first.prompts else []
     looked_at += [f"{data.tokens:,} tokens of {data.name}" for data in first.data]
     what = "In each parallel layer a token takes one of several paths."
-    if _top_k(result) or not _has_paths(result):
+    if all(layer.read_by == "shares" for model in result.models for layer in model.layers):
+        what = (
+            "Whole models stand side by side, and for every token the head weighs them anew; the largest share counts."
+        )
+    elif _top_k(result) or not _has_paths(result):
         what = "Routers choose for each token a few of several paths or experts."
     about = "whether that has anything to do with what a text is about"
-    report.text(f"{what} Here is which, for {', '.join(looked_at)}, and {about}.")
+    report.text(f"{what} Here is which, for {', '.join(looked_at)}, and {about}. {result.note}".rstrip())
     if len(result.models) == 1:
         report.facts(dict(_key_figures(first)))
     elif (table := share_table(result, 0)).rows:
@@ -282,11 +285,7 @@ def _method(report: Report, result: RoutingReport) -> None:
             rows.append([layer.label, f"`{layer.name}`", ", ".join(layer.choices), read_by])
         report.table(Table(["", "where", "choices", "read by"], rows, f"`{model.folder}`"))
         for note in model.notes:
-            report.text(f"{_with_code(note) if note.startswith('stages.') else capital(note)}.")
-
-
-def _with_code(text: str) -> str:
-    return re.sub(r"\bstages\.[\w.]*\w", r"`\g<0>`", text)
+            report.text(f"{capital(note)}.")
 
 
 def short_report(result: RoutingReport) -> Report:
@@ -337,16 +336,15 @@ def _add_layers(report: Report, model: ModelRoutes, choices: list[str]) -> None:
     many = sum(len(name) + 2 for name in choices) > MAX_NAMES
     rows = []
     for layer, one in zip(model.layers, tally.layers, strict=True):
-        name = layer.label if top_k else layer.name  # there are many columns
         if one is None:
-            rows.append([name, *["-"] * (2 if many else len(choices)), "-", "-", "-"])
+            rows.append([layer.label, *["-"] * (2 if many else len(choices)), "-", "-", "-"])
             continue
         ranked = sorted(one.load, key=lambda name: -one.load[name])
         loads = [percent(one.load.get(choice)) for choice in choices]
         if many:
             loads = [f"{name} {percent(one.load[name])}" for name in (ranked[0], ranked[-1])]
         information = "-" if one.information is None else f"{one.information:.2f} of {one.domain_entropy:.2f}"
-        rows.append([name, *loads, f"{one.entropy:.2f}", percent(one.accuracy), information])
+        rows.append([layer.label, *loads, f"{one.entropy:.2f}", percent(one.accuracy), information])
     loads_of = "load of each choice; " if top_k else ""
     report.heading(f"{model.name}: {tally.what} ({loads_of}entropy in bits; bits that the path tells about the domain)")
     names = ("most used", "least used") if many else choices
