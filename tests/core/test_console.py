@@ -1,5 +1,8 @@
 """Progress where there is no terminal, and tables that are too wide."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from rich.console import Console
 
@@ -28,7 +31,10 @@ def test_columns_that_do_not_fit_stand_in_further_tables(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console._console, "_width", 24)
-    columns, rows = ("model", "first", "second", "third"), [("one", "[bold]12345[/bold]", "12345", "1"), ("two",) * 4]
+    columns, rows = (
+        ("model", "first", "second", "third"),
+        [("one", console.styled("12345", "bold"), "12345", "1"), ("two",) * 4],
+    )
     console.table(columns, rows, keep=1)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
@@ -66,12 +72,43 @@ def test_a_title_is_printed_once_and_whole(monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().out.count(title) == 1
 
 
-def test_a_terminal_gets_no_control_sequence_of_a_text_and_a_pipe_gets_the_text(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+HOSTILE = "a\x1b[31mb\x07\x9b\u202e[/x][bold]:fire:"
+
+
+@pytest.mark.parametrize("printed", ["write", "say", "warn", "error", "table", "progress"])
+def test_texts_are_no_markup_and_no_commands_of_a_terminal(
+    printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "a\x1b[31mb\r\x07\x9b\u202e[bold]\tc\nd"
-    console.write(text)
-    assert capsys.readouterr().out == text
-    monkeypatch.setattr(console, "_console", Console(force_terminal=True))
-    console.write(text)
-    assert capsys.readouterr().out == "a\\x1b[31mb\\x0d\\x07\\x9b\\u202e[bold]\tc\nd"
+    def shown() -> str:
+        if printed == "table":
+            console.table([HOSTILE], [[HOSTILE], [console.styled(HOSTILE, "bold")]], HOSTILE)
+        elif printed == "progress":
+            with console.progress(HOSTILE, 1.0) as advance:
+                advance(1.0, HOSTILE)
+        else:
+            getattr(console, printed)([HOSTILE] if printed == "error" else HOSTILE)
+        return "".join(capsys.readouterr())
+
+    piped = shown()
+    assert "[/x][bold]:fire:" in piped
+    # Nobody's terminal is in danger here; rich leaves bells out everywhere.
+    assert HOSTILE.replace("\x07", "") in piped.replace("\x07", ""), "a pipe gets the text as it is"
+    monkeypatch.setattr(console, "_make_console", partial(terminal, console._make_console))
+    monkeypatch.setattr(console, "_console", console._make_console())
+    in_terminal = shown()
+    assert "a\\x1b[31mb\\x07\\x9b\\u202e[/x][bold]:fire:" in in_terminal
+    assert not {"\x07", "\x9b", "\u202e"} & set(in_terminal)
+    assert "\x1b[31mb" not in in_terminal
+
+
+def terminal(make: Callable[..., Console], stderr: bool = False) -> Console:
+    """The console as it is, but for its belief that it is a terminal."""
+    made = make(stderr)
+    made._force_terminal, made._width = True, 400
+    return made
+
+
+def test_lines_and_tabs_stay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(console, "_console", terminal(console._make_console))
+    console.write("a\r\tb\nc")
+    assert capsys.readouterr().out == "a\\x0d\tb\nc"

@@ -17,6 +17,7 @@ from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from braidlm.edits.factorize import factorised
 from braidlm.model.compression import FactorisedLinear
+from braidlm.opening.convert import convert
 from tests.edits.small_models import KINDS, model_folder, text_file
 from tests.tiny_models import random_ids
 
@@ -141,3 +142,6 @@ def test_a_factorised_model_is_not_taken_apart(tmp_path: Path) -> None:
         compose([tmp_path / "small", source], tmp_path / "out")
     with pytest.raises(BraidError, match="matrices of this model are compressed"):
         edit("insert", tmp_path / "small", tmp_path / "out", modules=1)
+    for format_ in ("llama", "gguf"):
+        with pytest.raises(BraidError, match="matrices are compressed .low_rank."):
+            convert(tmp_path / "small", tmp_path / "out.gguf", to=format_)

@@ -8,7 +8,7 @@ from typing import Any
 from braidlm.cli.settings import add_sampling, add_switches, number, options_of
 from braidlm.core.console import say, show, show_json, write
 from braidlm.core.errors import BraidError
-from braidlm.model.config.ranges import Choices, CountOrZero, Layers, Length, Probability
+from braidlm.model.config.ranges import Choices, CountOrZero, Layers, Length, Pauses, Probability
 
 HELP = "continue a text with a model, and show what may come next"
 EPILOG = """examples:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling(add, "text")
     about = "show the N most probable next tokens (default 0; in a study 3)"
     add("--top-next", type=number(CountOrZero), metavar="N", help=about)
-    add("--pauses", type=number(CountOrZero), metavar="N", help="pause tokens after the prompt (default 0)")
+    add("--pauses", type=number(Pauses), metavar="N", help="pause tokens after the prompt (default 0)")
     add_switches(add)
     early = parser.add_argument_group("early exit", "tokens that leave the model before its last layer").add_argument
     early("--exit-layer", type=number(Layers), metavar="N", help="leave after this layer, counted from 1")

@@ -135,11 +135,9 @@ def _where(row: Row) -> str:
 
 
 def _task_text(row: Row) -> str:
-    """The description, and below it in dim text the size, the licence and the suites."""
-    from rich.markup import escape
-
+    """The description, and below it the size, the licence and the suites."""
     suites = f"; in {', '.join(row['suites'])}" if row["suites"] else ""
-    return f"{escape(row['description'])}\n[dim]{escape(row['size'])}; licence: {escape(row['licence'])}{suites}[/dim]"
+    return f"{row['description']}\n  {row['size']}; licence: {row['licence']}{suites}"
 
 
 def _default_text(option: Row) -> str:

@@ -12,7 +12,7 @@ from braidlm.model.config.ranges import Count, Positive, VocabularySize, Workers
 if TYPE_CHECKING:
     from braidlm.data.packing.packed_data import PackedData
 
-HELP = "text, JSONL, parquet or a Hub data set, into packed token files (parallel, resumable)"
+HELP = "text, JSONL, CSV, parquet or a Hub data set, into packed token files (parallel, resumable)"
 EPILOG = """examples:
   braid prepare stories --documents 20000 --vocab-size 1024 --out data/stories
   braid prepare 'corpus/*.txt.gz' --separator lines --out data/childes
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sample-mb", type=number(Positive), default=64, metavar="MB", help=sample)
 
     add = parser.add_argument_group("reading").add_argument
-    fields = "JSONL, parquet, Hub: field with the text (text); several: joined"
+    fields = "JSONL, CSV, parquet, Hub: field with the text (text); several: joined"
     add("--field", dest="fields", action="append", metavar="NAME", help=fields)
     add("--joiner", default="\\n", metavar="TEXT", help="text between fields (\\n)")
     template = TEMPLATE.replace("\n", "\\n")

@@ -18,7 +18,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-_console = Console(highlight=False, soft_wrap=True)
+
+def _make_console(stderr: bool = False) -> Console:
+    """What prints text as it is: names and texts of users are no markup, and `:fire:` is no picture."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+_console = _make_console()
 _quiet = False
 _verbose = False
 _document: TextIO | None = None
@@ -26,6 +32,7 @@ _document: TextIO | None = None
 _COMMANDS = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _COMMANDS}
 """How characters are shown that would move a terminal's cursor, change its colours or turn the direction of text."""
+JSON_ESCAPES = {code: f"\\u{code:04x}" for code in _COMMANDS}
 PLAIN_INTERVAL = 10.0
 """Seconds between progress lines where there is no terminal."""
 
@@ -83,7 +90,12 @@ def print_any_name() -> None:
 def say(message: str) -> None:
     """Print a line about the work in progress, unless quiet."""
     if not _quiet:
-        _console.print(message, markup=False)
+        _console.print(_shown(message, _console))
+
+
+def _shown(text: str, console: Console) -> str:
+    """A text for a terminal, where control characters are shown as escapes; for a pipe as it is."""
+    return text.translate(ESCAPES) if console.is_terminal else text
 
 
 def say_plan(summary: Iterable[str], details: Iterable[str], dry_run: bool) -> None:
@@ -93,12 +105,9 @@ def say_plan(summary: Iterable[str], details: Iterable[str], dry_run: bool) -> N
 
 
 def write(text: str) -> None:
-    """Print a piece of a result, even when quiet; never wrapped, so that it can be piped.
-
-    To a terminal what a model, a name or a file says is text alone: control characters are shown as escapes.
-    """
+    """Print a piece of a result, even when quiet; never wrapped, so that it can be piped."""
     if _document is None:
-        _console.file.write(text.translate(ESCAPES) if _console.is_terminal else text)
+        _console.file.write(_shown(text, _console))
         _console.file.flush()
 
 
@@ -110,7 +119,8 @@ def show(message: str) -> None:
 def show_json(facts: Any) -> None:
     """Print a verb's result for programs, if --json asks for it; numbers that JSON does not have are null."""
     if _document is not None:
-        _document.write(json.dumps(plain_data(facts), ensure_ascii=False, indent=2, default=str) + "\n")
+        text = json.dumps(plain_data(facts), ensure_ascii=False, indent=2, default=str) + "\n"
+        _document.write(text.translate(JSON_ESCAPES) if _document.isatty() else text)
         _document.flush()
 
 
@@ -125,39 +135,45 @@ def plain_data(value: Any) -> Any:
 
 def warn(message: str) -> None:
     """Print a warning on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"warning: {message}", style="yellow", markup=False)
+    stream = _make_console(stderr=True)
+    stream.print(_shown(f"warning: {message}", stream), style="yellow")
 
 
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None, keep: int | None = None
 ) -> None:
-    """Print a table of results; columns of numbers are right-aligned.
+    """Print a table of results; columns of numbers are right-aligned, and a cell may be `styled`.
 
     With `keep`, columns that do not fit the terminal go into further tables, which repeat the first `keep`.
     """
     if _document is not None:
         return
-    body = [[f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v) for v in row] for row in rows]
+    head, body = list(map(_cell, columns)), [list(map(_cell, row)) for row in rows]
     if title is not None:
-        _console.print(Text(title, style="bold"), soft_wrap=True)
-    for number, part in enumerate(_split_columns(columns, body, keep)):
+        _console.print(styled(title, "bold"), soft_wrap=True)
+    for number, part in enumerate(_split_columns(head, body, keep)):
         if number:
             show("")
         grid = Table(header_style="bold", box=None, pad_edge=False)
         for at in part:
-            numeric = body and all(_is_number(row[at]) for row in body)
-            grid.add_column(columns[at], justify="right" if numeric else "left", overflow="fold")
+            numeric = body and all(_is_number(row[at].plain) for row in body)
+            grid.add_column(head[at], justify="right" if numeric else "left", overflow="fold")
         for row in body:
             grid.add_row(*(row[at] for at in part))
         _console.print(grid, soft_wrap=False)
 
 
-def _split_columns(columns: Sequence[str], body: Sequence[Sequence[str]], keep: int | None) -> list[list[int]]:
+def _cell(value: Any) -> Text:
+    if isinstance(value, Text):
+        return value
+    return styled(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value), "")
+
+
+def _split_columns(columns: Sequence[Text], body: Sequence[Sequence[Text]], keep: int | None) -> list[list[int]]:
     if not keep:
         return [list(range(len(columns)))]
     gap = 2
-    cells = zip(columns, *body, strict=True)
-    widths = [max(Text.from_markup(text).cell_len for text in column) + gap for column in cells]
+    widths = [max(cell.cell_len for cell in column) + gap for column in zip(columns, *body, strict=True)]
     tables = [list(range(keep))]
     for at in range(keep, len(columns)):
         if len(tables[-1]) > keep and sum(widths[one] for one in [*tables[-1], at]) - gap > _console.width:
@@ -179,17 +195,17 @@ def progress(
         yield lambda done, note="": None  # type: ignore[misc]
     elif _console.is_terminal:
         with Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=_console,
         ) as bar:
-            task = bar.add_task(label, total=total, completed=start, note="")  # type: ignore[arg-type]
-            yield lambda done, note="": bar.update(task, completed=done, note=note)  # type: ignore[misc]
+            task = bar.add_task(_shown(label, _console), total=total, completed=start, note="")  # type: ignore[arg-type]
+            yield lambda done, note="": bar.update(task, completed=done, note=_shown(note, _console))  # type: ignore[misc]
     else:
         yield _plain_progress(label, total, unit, start)
 
@@ -231,12 +247,17 @@ def duration(seconds: float) -> str:
     return f"{seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
 
 
+def styled(text: str, style: str) -> Text:
+    """A text in another style than the rest: `bold`, `dim`."""
+    return Text(_shown(text, _console), style)
+
+
 def error(lines: Sequence[str]) -> None:
     """Print an error on standard error."""
-    stream = Console(stderr=True, highlight=False, soft_wrap=True)
-    stream.print(f"error: {lines[0]}", style="bold red", markup=False)
+    stream = _make_console(stderr=True)
+    stream.print(_shown(f"error: {lines[0]}", stream), style="bold red")
     for line in lines[1:]:
-        stream.print(line, markup=False)
+        stream.print(_shown(line, stream))
 
 
 def _is_number(text: str) -> bool:

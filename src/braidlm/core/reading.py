@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 import yaml
 
@@ -21,6 +21,7 @@ FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 it refuses is read again by PyYAML's own loader."""
 MAX_BYTES = 256 << 20
 """The largest tokenizers have 40 MB; a larger file is none of ours."""
+BLOCK = 1 << 20
 MAX_YAML_BYTES = 1 << 20
 MAX_DEPTH = 100
 """Levels of nesting; what walks the values later may recurse."""
@@ -82,17 +83,45 @@ def existing_folder(path: Path | str) -> Path:
     return folder
 
 
-def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
-    """A whole plain file; a pipe or a device would never end."""
+def open_plain(path: Path | str) -> BinaryIO:
+    """A plain file, open to be read; a pipe or a device would let us wait, or never end."""
     with explained_system_errors(path):
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            raise BraidError(REASONS[errno.EISDIR], str(path))
-        if not stat.S_ISREG(status.st_mode):
+        file = open(path, "rb", opener=_at_once)  # noqa: SIM115
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
             raise BraidError("this is not a plain file", str(path))
-        if status.st_size > max_bytes:
-            raise BraidError(f"this file has {status.st_size:,} bytes; at most {max_bytes:,} are read", str(path))
-        return Path(path).read_bytes()
+        return file
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def check_openable(path: Path | str) -> None:
+    """Say what keeps a file that is there from being read: its permissions, or a link in a circle."""
+    with explained_system_errors(path):
+        if os.path.islink(path) or os.path.exists(path):
+            open_plain(path).close()
+
+
+def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
+    """A whole plain file."""
+    with explained_system_errors(path), open_plain(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > max_bytes:
+            raise BraidError(f"this file has {size:,} bytes; at most {max_bytes:,} are read", str(path))
+        return read_bounded(file, path, max_bytes)
+
+
+def read_bounded(file: IO[bytes], path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
+    """All that an open file holds, of which nobody knows before how much it is: it may be packed."""
+    blocks, size = [], 0
+    while block := file.read(BLOCK):
+        blocks.append(block)
+        size += len(block)
+        if size > max_bytes:
+            raise BraidError(f"this file holds more than {max_bytes:,} bytes, and no more are read", str(path))
+    return b"".join(blocks)
 
 
 def read_text(path: Path | str, max_bytes: int = MAX_BYTES) -> str:

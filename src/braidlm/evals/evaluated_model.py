@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from braidlm.data.loading.halves import Half
 from braidlm.data.sources.format import TEMPLATE
-from braidlm.model.config.ranges import Count, CountOrZero, Length, Probability, Range, Rows, Temperature
+from braidlm.model.config.ranges import Count, CountOrZero, Length, Pauses, Probability, Range, Rows, Temperature
 from braidlm.model.config.strict import decode
 
 if TYPE_CHECKING:  # the command line reads `Settings` and does not need torch
@@ -32,11 +32,11 @@ class Settings:
     code_top_p: Probability | None = 0.95
     """Only the most probable tokens that together have this much probability."""
     field: tuple[str, ...] = ("text",)
-    """The fields of JSONL and parquet that make a document of text to score, as in `braid prepare`."""
+    """The fields of JSONL, CSV and parquet that make a document of text to score, as in `braid prepare`."""
     joiner: str = "\\n"
     """The text between several fields."""
     answer: str | None = None
-    """The field of JSONL and parquet with the answer to the others: then only answers are scored."""
+    """The field of JSONL, CSV and parquet with the answer to the others: then only answers are scored."""
     template: str = TEMPLATE.replace("\n", "\\n")
     """With an answer: the text of a document, as in `braid prepare`."""
     separator: tuple[str, ...] = ("blank",)
@@ -52,7 +52,7 @@ class Settings:
     """At most this many bytes of a text to score, in whole documents: the same text for every model."""
     window: Length | None = None
     """Tokens of a text that are read at once; by default as many as in training, else the model's context."""
-    pauses: CountOrZero = 0
+    pauses: Pauses = 0
     """Pause tokens between a question and its answer, for models trained with them (data.pauses): in multiple choice,
     last words, maths and code. They are never scored."""
     shots: CountOrZero | None = None

@@ -5,20 +5,19 @@ errors can name them.
 """
 
 import csv
-import gzip
 import hashlib
 import io
 import json
 import math
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.core.reading import parse_json, parse_row
+from braidlm.core.reading import parse_json, parse_row, read_bounded
+from braidlm.data.sources.files import open_bytes
 
 
 @dataclass(frozen=True)
@@ -52,18 +51,14 @@ def files_of(
     """
     path = Path(path)
     found = {*path.rglob(pattern), *path.rglob(f"{pattern}.gz")} if below else path.glob(pattern)
-    paths = [path] if path.is_file() else sorted(found)
+    paths = [path] if not path.is_dir() else sorted(found)
     if not paths:
         todo = example and f"A line of such a file is {example}."
         raise BraidError(f"there are no {pattern.removeprefix('*')} files here", str(path), todo)
     files = []
     for file in paths:
-        content = file.read_bytes()
-        if file.suffix == ".gz":
-            try:
-                content = gzip.decompress(content)
-            except (EOFError, gzip.BadGzipFile, zlib.error):
-                raise BraidError("this file is damaged: it cannot be unpacked", str(file)) from None
+        with open_bytes(str(file)) as opened:
+            content = read_bounded(opened, file)
         files.append(TextFile(file.name.removesuffix(".gz"), str(file), content))
     return files
 
@@ -249,7 +244,8 @@ def _unlocked(archive: zipfile.ZipFile, name: str, passwords: Sequence[str]) -> 
     """The content of a file, if it is not protected or has one of these passwords."""
     for password in (None, *passwords):
         try:
-            return archive.read(name, pwd=None if password is None else password.encode())
+            with archive.open(name, pwd=None if password is None else password.encode()) as file:
+                return read_bounded(file, f"{archive.filename}/{name}")
         except (RuntimeError, zipfile.BadZipFile) as error:  # a wrong password is noticed at once or by the checksum
             if isinstance(error, NotImplementedError):
                 raise

@@ -19,7 +19,7 @@ from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import atomic_folder, write_text
-from braidlm.core.reading import given_path
+from braidlm.core.reading import check_openable, given_path
 from braidlm.data.sources.rows import hub_library, hub_name, hub_parts
 from braidlm.evals.tasks import TASKS
 from braidlm.evals.tasks.task import HUB, HubSource
@@ -64,6 +64,7 @@ def find_data(
             missing.append(f"{name}: its data is not in {folder}. {fetch}")
             collections.append(collection)
         elif path != BUILT_IN and not path.exists():
+            check_openable(path)
             missing.append(f"{name}: there is no file or folder {path}")
         else:
             paths[name] = path

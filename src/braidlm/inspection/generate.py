@@ -23,7 +23,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import write_text
 from braidlm.core.report.rendering import FORMATS, check_file
 from braidlm.core.report.report import Report, Table, listed
-from braidlm.model.config.ranges import CountOrZero, Length
+from braidlm.model.config.ranges import CountOrZero, Length, Pauses
 from braidlm.model.config.strict import decode
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.names import StrPath
@@ -195,7 +195,7 @@ def prompt_study(
 def _check_counts(max_tokens: int, top_next: int, pauses: int) -> None:
     decode(Length, max_tokens, "max_tokens")
     decode(CountOrZero, top_next, "top_next")
-    decode(CountOrZero, pauses, "pauses")
+    decode(Pauses, pauses, "pauses")
 
 
 def _check_no_exit(model: OpenedModel, early_exit: EarlyExit) -> None:

@@ -142,6 +142,11 @@ class FactorisedLinear(nn.Module):
             for half, products in ((self.down, reads), (self.up, product_share)):
                 half.active_share, half.product_share = share, products  # type: ignore[assignment]
 
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """What the layer that it stands for adds, for those who ask any linear layer."""
+        return self.up.bias  # type: ignore[return-value]
+
     def forward(self, x: Tensor, groups: Groups | None = None, columns: slice = slice(None)) -> Tensor:
         """The outputs; the arguments are those of the layer that it stands for."""
         if self.stack is None:

@@ -18,7 +18,7 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import atomic_folder, check_new_folder
 from braidlm.core.models.folders import model_type
-from braidlm.core.reading import given_path
+from braidlm.core.reading import check_openable, given_path
 from braidlm.opening.braid import BRAID
 from braidlm.opening.decoder import OpenedDecoder, decoder_notes
 from braidlm.opening.gated_folders import write_whole_files
@@ -74,6 +74,7 @@ def convert(
         path = given_path(source)
         if path.is_dir():
             raise BraidError("this is a folder; give the file of the weights", str(source))
+        check_openable(path)
         if not path.is_file():
             raise BraidError("there is no such file", str(source))
         if path.suffix not in WEIGHT_SUFFIXES:

@@ -231,10 +231,19 @@ def test_missing_unknown_and_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     assert "Did you mean 'stories'?" in fails("storys")
     assert "no file matches" in fails(f"{tmp_path}/*.jsonl")
-    (tmp_path / "a.docx").write_text("x")
+    (tmp_path / "a.docx").write_bytes(b"PK\0")
     assert "unknown kind of file '.docx'" in fails(tmp_path / "a.docx")
-    assert "Braid reads .jsonl, .ndjson, .parquet, .txt" in fails(tmp_path / "a.docx")
-    assert "only files of an unknown kind (.docx)" in fails(f"{tmp_path}/*.docx")
+    assert "Braid reads .csv, .tsv, .jsonl, .ndjson, .parquet, .txt" in fails(tmp_path / "a.docx")
+    (tmp_path / "b.json").write_text("[]")
+    assert "only files of an unknown kind (.docx, .json)" in fails(f"{tmp_path}/*.[dj]*")
+    (tmp_path / "circle.txt").symlink_to("circle.txt")
+    assert "these links lead in a circle" in fails(tmp_path / "circle.txt")
+    (tmp_path / "inside").mkdir()
+    os.mkfifo(tmp_path / "inside" / "pipe.txt")
+    assert "this is not a plain file" in fails(tmp_path / "inside" / "pipe.txt")
+    assert "this is not a plain file" in fails(tmp_path / "inside", section_bytes=None)
+    assert "the field 'text' is to be the answer" in fails("stories", answer="text")
+    assert "`hub:` needs the name of a data set" in fails("hub:")
     (tmp_path / "empty.txt").write_text("")
     assert "there is no text in it" in fails(tmp_path / "empty.txt")
 
@@ -365,3 +374,46 @@ def test_a_source_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "WORDS",
         "HELLO",
     ]
+
+
+def test_a_file_of_another_kind_is_read_if_it_holds_text(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n\n\ny = 2\n")
+    (tmp_path / "b.bin").write_bytes(bytes(9))
+    assert read(tmp_path / "a.py") == read(tmp_path) == ["x = 1", "y = 2"]
+    assert plan_shards([tmp_path], ReadOptions()).skipped == [str(tmp_path / "b.bin")]
+    (tmp_path / "c.txt").write_text("prose")
+    assert read(tmp_path) == ["prose"], "beside files of a known kind it is none"
+    (tmp_path / "d.log").write_text("naïve", encoding="utf-16")
+    assert read(tmp_path / "d.log", encoding="utf-16") == ["naïve"]
+    assert "unknown kind of file '.log'" in fails(tmp_path / "d.log")
+
+
+def test_columns_of_tables(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('\ufeff"text",year\n"one, ""two""\nlines",1\nlast\n\n', encoding="utf-8")
+    (tmp_path / "b.tsv").write_text("year\ttext\n1\tun, deux\n2\t\n")
+    assert read(tmp_path / "a.csv") == ['one, "two"\nlines', "last", ""]
+    assert read(tmp_path / "b.tsv") == ["un, deux", ""]
+    assert read(tmp_path, fields=("year", "text"), joiner=": ") == [
+        '1: one, "two"\nlines',
+        "last",
+        "",
+        "1: un, deux",
+        "2",
+    ]
+    assert "there is no field 'txt'. Did you mean 'text'? It has: text, year." in fails(
+        tmp_path / "a.csv", fields=("txt",)
+    )
+    (tmp_path / "c.csv").write_text("text\na,b\n")
+    assert "this row has 2 cells, and 1 columns have names" in fails(tmp_path / "c.csv")
+    (tmp_path / "d.csv").write_bytes(b"text\n\xff\n")
+    assert "this is not a table of UTF-8 text" in fails(tmp_path / "d.csv")
+    (tmp_path / "e.txt").write_text("prose")
+    assert read(tmp_path) == ["prose"], "beside other files a table holds what is known about them"
+
+
+@pytest.mark.parametrize("encoding", ["base64", "rot13", "undefined", "utf8\0", "nothing"])
+def test_encodings_of_no_text(encoding: str) -> None:
+    with pytest.raises(BraidError, match="encoding"):
+        ReadOptions(encoding=encoding)
+    with pytest.raises(BraidError, match="cannot hold the separator"):
+        ReadOptions(encoding="latin-1", separator={"*.txt": "→"})

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from braidlm.core.decoding.decoder import Decoder, Sampling, TokenDecoder, decode_tokens
 from braidlm.core.decoding.early_exits import SpeculativeDecoder, decode_speculatively
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.core.reading import parse_row, read_text
+from braidlm.core.reading import check_openable, parse_row, read_text
 from braidlm.core.recipes import recipe_root
 from braidlm.core.tokenizer import Tokenizer, pause_tokens
 from braidlm.model.config.ranges import Length
@@ -65,6 +65,7 @@ def _find(source: str | Path) -> Path:
         return path
     if str(source) in shipped():
         return recipe_root() / "prompts" / f"{source}.jsonl"
+    check_openable(path)
     near = [item.name for item in path.parent.iterdir()] if os.path.isdir(path.parent) else []
     hint = did_you_mean(path.name, [*near, *shipped()])
     todo = f"Give a file with a prompt a line, or the name of a set that comes with Braid: {', '.join(shipped())}."

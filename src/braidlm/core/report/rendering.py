@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich import markup
-
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
@@ -53,10 +51,9 @@ def plain(text: str) -> str:
     return "".join(piece if at % 2 else SPECIAL.sub(r"\\\g<0>", piece) for at, piece in enumerate(pieces))
 
 
-def _cell(value: Any, escaped: Callable[[str], str], bold: str, bold_end: str) -> str:
-    """The text of a cell, escaped for its format; a `Strong` one between the format's marks of bold text."""
-    text = escaped(cell_text(value))
-    return f"{bold}{text}{bold_end}" if isinstance(value, Strong) else text
+def _cell(value: Any) -> str:
+    text = plain(cell_text(value)).replace("\n", " ")
+    return f"**{text}**" if isinstance(value, Strong) else text
 
 
 def part_markdown(part: Part) -> str:
@@ -70,7 +67,7 @@ def part_markdown(part: Part) -> str:
             return "\n".join(f"- {plain(name)}: {plain(cell_text(value))}" for name, value in values.items())
         case Table():
             lines = [list(map(plain, part.columns)), ["---"] * len(part.columns)]
-            lines += [[_cell(value, plain, "**", "**").replace("\n", " ") for value in row] for row in part.rows]
+            lines += [list(map(_cell, row)) for row in part.rows]
             table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
             return f"{plain(part.caption)}\n\n{table}" if part.caption else table
         case report_parts.Picture(chart, caption):
@@ -105,13 +102,17 @@ def _show(part: Part) -> None:
             for name, value in values.items():
                 console.show(f"{name}: {cell_text(value)}")
         case Table():
-            rows = [[_cell(value, markup.escape, "[bold]", " *[/bold]") for value in row] for row in part.rows]
-            columns = [markup.escape(name) for name in part.columns]
-            console.table(columns, rows, part.title or part.caption or None, part.keep or None)
+            rows = [list(map(_terminal_cell, row)) for row in part.rows]
+            console.table(part.columns, rows, part.title or part.caption or None, part.keep or None)
         case report_parts.Quote(text, who, prompt, note):
             lines = [f"  {who}:"] if who else []
             lines += [f"    {line}".rstrip() for line in (prompt + text).split("\n")]
             console.show("\n".join([*lines, *([f"    {note}"] if note else []), ""]))
+
+
+def _terminal_cell(value: Any) -> Any:
+    text = cell_text(value)
+    return console.styled(f"{text} *", "bold") if isinstance(value, Strong) else text
 
 
 SUFFIXES = (".html", ".md", ".csv", ".json", ".png")  # older reports have their charts as PNG files

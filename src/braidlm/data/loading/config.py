@@ -61,11 +61,11 @@ class DataSetConfig:
     seed: Seed = 0
     """For a built-in corpus: its seed."""
     fields: list[str] = field(default_factory=lambda: ["text"])
-    """For JSONL and parquet: the fields that make a document."""
+    """For JSONL, CSV and parquet: the fields that make a document."""
     joiner: str = "\n"
     """The text between the fields."""
     answer: str | None = None
-    """For JSONL, parquet, Hub, `maths` and `arithmetic`: the field that answers what `fields` ask. Then only answers
+    """For JSONL, CSV, parquet, Hub, `maths` and `arithmetic`: the field that answers what `fields` ask. Then only answers
     are trained and validated on, and the rest of a document is read; see also `data.chunking: documents`."""
     template: str = TEMPLATE
     """With an answer: the text of a document, in which {question} stands for the joined fields; it ends with {answer}.
@@ -74,7 +74,7 @@ class DataSetConfig:
     """For text files: what separates documents (blank, lines, file, or a text), or this by patterns of file names, of
     which the first counts: `{"childes*": lines, "*": blank}`."""
     encoding: str = "utf-8"
-    """For text files and JSONL."""
+    """For text files, JSONL and CSV."""
     errors: Literal["strict", "replace", "ignore"] = "strict"
     """What to do with bytes that are no text in that encoding."""
     split: str = "train"

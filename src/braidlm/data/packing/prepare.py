@@ -28,7 +28,7 @@ from braidlm.data.packing.sharded import open_packed
 from braidlm.data.packing.shards import Limit, ShardCounts, assemble
 from braidlm.data.packing.tokenizer_choice import MEGABYTE, choose_tokenizer, make_tokenizer
 from braidlm.data.packing.workers import Job, pack_all, work_folder
-from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, no_documents, plan_shards
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_utf8, no_documents, plan_shards
 from braidlm.data.sources.text import unmatched_patterns
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.data.tokenizing.tokenizer import SpaceBefore
@@ -81,7 +81,6 @@ def prepare(
         check_utf8(text)
     choice = choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb, begin, space_before)
     plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
-    check_answers(plan, options)
     limit = _limit(limit_documents, limit_words, options, address)
     name = name or out.resolve().name
     facts = {"format": FORMAT, "name": name, "sources": plan.fingerprints, "reading": options.facts()}

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from braidlm.core.addresses import explained_address_errors, file_facts, is_address, open_address
 from braidlm.core.errors import BraidError
-from braidlm.core.reading import explained_system_errors, system_error
+from braidlm.core.reading import open_plain, system_error
 from braidlm.data.sources.format import MAX_BLANK, ReadOptions, Shard, missing_package, too_much_blank
 
 NextStart = Callable[[BinaryIO, int, int], int]
@@ -106,9 +106,7 @@ def open_raw(path: str) -> Iterator[BinaryIO]:
         with explained_address_errors(path), open_address(path) as raw:
             yield raw
         return
-    with explained_system_errors(path):
-        raw = open(path, "rb")  # noqa: SIM115
-    with raw:
+    with open_plain(path) as raw:
         yield raw
 
 

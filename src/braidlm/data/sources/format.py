@@ -1,6 +1,5 @@
 """What every source has in common: options for reading, shards, pieces of documents, and the registry of formats."""
 
-import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -39,11 +38,11 @@ class ReadOptions:
     """How documents are read from a source; each format uses the options that concern it."""
 
     fields: tuple[str, ...] = ("text",)
-    """JSONL, parquet, Hub: the fields that make a document; a dot goes into an object."""
+    """JSONL, CSV, parquet, Hub: the fields that make a document; a dot goes into an object."""
     joiner: str = "\n"
     """The text between several fields."""
     answer: str | None = None
-    """JSONL, parquet, Hub, `maths` and `arithmetic`: the field with the answer to what the other fields ask; then only
+    """JSONL, CSV, parquet, Hub, `maths` and `arithmetic`: the field with the answer to what the other fields ask; then only
     answers are trained on, and the rest is read."""
     template: str = TEMPLATE
     """With an answer: the document, in which {question} stands for the joined fields; it ends with {answer}."""
@@ -56,7 +55,7 @@ class ReadOptions:
     """Let chunks of so many tokens take the place of documents, so that text is held out by chunks (as in PaPaformer's
     own code) and not by documents."""
     encoding: str = "utf-8"
-    """Text files, JSONL: the encoding."""
+    """Text files, JSONL, CSV: the encoding."""
     errors: Literal["strict", "replace", "ignore"] = "strict"
     """What to do with bytes that are not text."""
     documents: Count = 10_000
@@ -84,16 +83,22 @@ class ReadOptions:
         if self.template.count(QUESTION) != 1 or self.template.find(ANSWER) != len(self.template) - len(ANSWER):
             what = f"a template has {QUESTION} once and ends with {ANSWER}, which is nowhere else in it: "
             raise BraidError(what + repr(self.template))
-        if not all([self.separator] if isinstance(self.separator, str) else self.separator.values()):
+        separators = [self.separator] if isinstance(self.separator, str) else list(self.separator.values())
+        if not all(separators):
             raise BraidError("the separator is empty", todo="Choose blank, lines, file, or any text.")
         if self.chunk_tokens is not None and self.answer is not None:
             raise BraidError("chunks would cut answers off from their questions", "chunk_tokens", "Leave it out.")
         try:
-            codecs.lookup(self.encoding)
-        except LookupError:
-            raise BraidError(
-                f"unknown encoding '{self.encoding}'", todo="For example utf-8, latin-1, utf-16."
-            ) from None
+            "".encode(self.encoding)  # refuses what is no encoding of text, such as base64
+        except (LookupError, ValueError) as error:
+            kind = "this encoding is not of text:" if "not a text encoding" in str(error) else "unknown encoding"
+            raise BraidError(f"{kind} {self.encoding!r}", todo="For example utf-8, latin-1, utf-16.") from None
+        for separator in separators:
+            try:
+                separator.encode(self.encoding)
+            except UnicodeError:
+                what = f"{self.encoding.upper()} text cannot hold the separator {separator!a}"
+                raise BraidError(what, todo="Choose another separator, or name the files' encoding.") from None
 
     @property
     def filters(self) -> bool:
@@ -154,6 +159,8 @@ class Format(ABC):
     """Sources that are no files, by their names."""
     start_unit = "byte"
     """What `Shard.start` counts."""
+    read_beside_others = True
+    """Whether a folder's files of this format are read where it has files of other formats too."""
     has_rows = False
     """Whether documents are rows with fields."""
 

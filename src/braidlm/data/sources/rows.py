@@ -1,12 +1,25 @@
-"""Sources whose documents are rows with fields: JSON Lines, parquet files and data sets on the Hugging Face Hub."""
+"""Sources whose documents are rows with fields: JSON Lines, tables, parquet and data sets on the Hugging Face Hub."""
 
+import codecs
+import csv
+import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.reading import given_path, parse_row
-from braidlm.data.sources.files import Decoder, after_newline, file_shards, is_divisible, lines, open_bytes, open_raw
+from braidlm.data.sources.files import (
+    Decoder,
+    after_newline,
+    extension,
+    file_shards,
+    is_divisible,
+    lines,
+    open_bytes,
+    open_raw,
+)
 from braidlm.data.sources.format import (
     ANSWER,
     FORMATS,
@@ -72,6 +85,40 @@ def _lines_before(shard: Shard) -> int:
         while left > 0 and (block := file.read(min(left, 1 << 20))):
             count, left = count + block.count(b"\n"), left - len(block)
     return count
+
+
+@FORMATS.register("csv")
+class SeparatedValues(Format):
+    """Tables as text: the first line names the columns; separated by commas, or in `.tsv` by tabs."""
+
+    extensions = (".csv", ".tsv")
+    has_rows = True
+    read_beside_others = False
+
+    def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
+        if shards := file_shards("csv", source, shard_bytes, None):
+            check_columns(next(self._lines(source, options), []), options, source)
+        return shards
+
+    def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
+        table = self._lines(shard.source, options)
+        columns = next(table, [])
+        for number, cells in enumerate(table, 1):
+            where = f"{shard.source}, row {number}"
+            if len(cells) > len(columns):
+                todo = "Put a cell with a comma, a quote or a line's end into quotes."
+                raise BraidError(f"this row has {len(cells)} cells, and {len(columns)} columns have names", where, todo)
+            yield document_of(dict(zip_longest(columns, cells)), options, where)
+
+    def _lines(self, source: str, options: ReadOptions) -> Iterator[list[str]]:
+        encoding = codecs.lookup(options.encoding).name
+        csv.field_size_limit(MAX_ROW_BYTES)
+        with open_bytes(source) as file:
+            text = io.TextIOWrapper(file, "utf-8-sig" if encoding == "utf-8" else encoding, options.errors, newline="")
+            try:
+                yield from csv.reader(text, "excel-tab" if extension(source) == ".tsv" else "excel")
+            except (csv.Error, UnicodeError) as error:
+                raise BraidError(f"this is not a table of {options.encoding.upper()} text ({error})", source) from None
 
 
 @FORMATS.register("parquet")
@@ -180,6 +227,8 @@ class Hub(Format):
 
 def _open_hub(source: str, options: ReadOptions) -> Any:
     name, split, revision = hub_parts(source)
+    if not name:
+        raise BraidError("`hub:` needs the name of a data set", HUB + source, "Write hub:ORG/NAME.")
     version = {"split": split or options.split, "revision": revision or None}
     with hub_library(HUB + source, "Check the name, `--split` and `--subset`.") as library:
         return library.load_dataset(hub_name(name), options.subset, **version, streaming=True)

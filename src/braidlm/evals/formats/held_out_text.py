@@ -27,7 +27,7 @@ from braidlm.data.loading.validation import row_starts
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
 from braidlm.data.packing.sharded import open_packed
 from braidlm.data.sources.format import Piece, by_document
-from braidlm.data.sources.plan import ReadOptions, check_answers, plan_shards
+from braidlm.data.sources.plan import ReadOptions, plan_shards
 from braidlm.data.sources.text import parse_separators, unescaped
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.encoding import Packer
@@ -204,7 +204,6 @@ def _text_stream(path: Path, settings: Settings) -> tuple[TextDocuments, list[Pa
         section_bytes=None if settings.half is None else BLOCK_BYTES,
     )
     plan = plan_shards([path], reading)
-    check_answers(plan, reading)
     root = (path if path.is_dir() else path.parent).absolute()
     documents, parts = [], []
     for shard in plan.shards:

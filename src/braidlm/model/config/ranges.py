@@ -50,6 +50,7 @@ LayersOrZero = Annotated[int, Range(at_least=0, at_most=1000)]
 Size = Annotated[int, Range(at_least=1, at_most=100_000)]  # channels, or the inner size of a part
 Heads = Annotated[int, Range(at_least=1, at_most=1024)]
 Choices = Annotated[int, Range(at_least=1, at_most=MAX_ITEMS)]  # how many named things there are, or are chosen
+Pauses = Annotated[int, Range(at_least=0, at_most=1000)]  # pause tokens after a prompt
 Length = Annotated[int, Range(at_least=1, at_most=100_000_000)]  # tokens of a sequence
 VocabularySize = Annotated[int, Range(at_least=1, at_most=10_000_000)]
 Rows = Annotated[int, Range(at_least=1, at_most=1_000_000)]  # sequences of a batch

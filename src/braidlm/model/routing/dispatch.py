@@ -84,11 +84,11 @@ class Permutation:
         """The inverse of `gather_per_expert`, [E, T, W], with zeros where a token did not choose the expert."""
         experts, tokens = len(self.groups.counts_E), len(self.row_TK)
         zeros = rows.new_zeros(experts * tokens, rows.shape[1])
-        return zeros.index_copy(0, self._index_R(tokens), rows).view(experts, tokens, -1)
+        return zeros.index_copy(0, self._index_R(tokens), rows).unflatten(0, (experts, tokens))
 
     def by_token(self, rows: Tensor) -> Tensor:
         """Each token's rows, [T, K, W]."""
-        return rows.index_select(0, self.row_TK.flatten()).view(*self.row_TK.shape, -1)
+        return rows.index_select(0, self.row_TK.flatten()).unflatten(0, self.row_TK.shape)
 
     def as_rows(self, values_TKW: Tensor) -> Tensor:
         """The inverse of `by_token`."""
