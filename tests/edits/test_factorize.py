@@ -143,5 +143,5 @@ def test_a_factorised_model_is_not_taken_apart(tmp_path: Path) -> None:
     with pytest.raises(BraidError, match="matrices of this model are compressed"):
         edit("insert", tmp_path / "small", tmp_path / "out", modules=1)
     for format_ in ("llama", "gguf"):
-        with pytest.raises(BraidError, match="matrices are compressed .low_rank."):
+        with pytest.raises(BraidError, match="matrices are compressed"):
             convert(tmp_path / "small", tmp_path / "out.gguf", to=format_)

@@ -65,8 +65,8 @@ class DataSetConfig:
     joiner: str = "\n"
     """The text between the fields."""
     answer: str | None = None
-    """For JSONL, CSV, parquet, Hub, `maths` and `arithmetic`: the field that answers what `fields` ask. Then only answers
-    are trained and validated on, and the rest of a document is read; see also `data.chunking: documents`."""
+    """For JSONL, CSV, parquet, Hub, `maths` and `arithmetic`: the field that answers what `fields` ask. Then only
+    answers are trained and validated on, and the rest of a document is read; see also `data.chunking: documents`."""
     template: str = TEMPLATE
     """With an answer: the text of a document, in which {question} stands for the joined fields; it ends with {answer}.
     """

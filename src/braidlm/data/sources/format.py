@@ -42,8 +42,8 @@ class ReadOptions:
     joiner: str = "\n"
     """The text between several fields."""
     answer: str | None = None
-    """JSONL, CSV, parquet, Hub, `maths` and `arithmetic`: the field with the answer to what the other fields ask; then only
-    answers are trained on, and the rest is read."""
+    """JSONL, CSV, parquet, Hub, `maths` and `arithmetic`: the field with the answer to what the other fields ask; then
+    only answers are trained on, and the rest is read."""
     template: str = TEMPLATE
     """With an answer: the document, in which {question} stands for the joined fields; it ends with {answer}."""
     separator: Separator = "blank"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,7 +38,9 @@ from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Request, begin_id
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.statistics import INFLUENCE, ratio_error, ratio_influences
-from braidlm.opening.opened_model import OpenedModel
+
+if TYPE_CHECKING:  # `braid list tasks` imports this, and needs no torch
+    from braidlm.opening.opened_model import OpenedModel
 
 DEFAULT_WINDOW = 1024
 """Tokens of a window for models without a maximum context."""
@@ -134,7 +136,7 @@ class HeldOutText:
     def count(self) -> int:
         return sum(len(stream.parts) for stream in self.streams)
 
-    def check_models(self, models: Sequence[OpenedModel]) -> None:
+    def check_models(self, models: Sequence["OpenedModel"]) -> None:
         """Refuse to score each tokenizer's models on a stretch of the text of its own."""
         if self.max_tokens is not None and len({model.tokenizer.fingerprint for model in models}) > 1:
             what = f"{self.max_tokens:,} tokens are another stretch of the text for each tokenizer of these models"
