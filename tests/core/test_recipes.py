@@ -1,6 +1,7 @@
 """Recipes: found by name, composed with defaults and overrides, and clear about what is wrong."""
 
 import importlib.metadata
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, _utils
 from omegaconf.base import Container
 
@@ -168,7 +170,7 @@ def test_a_misspelled_override_is_found_by_strict_decoding(root: Path) -> None:
     assert "model.stages[0].block: unknown key 'layer'. Did you mean 'layers'?" in str(caught.value)
 
 
-@pytest.mark.parametrize("override", ["steps", "steps=[1", "=3", "+steps=3", "~models@model"])
+@pytest.mark.parametrize("override", ["steps", "=3", "+steps=3", "~models@model"])
 def test_an_override_that_cannot_be_applied_is_shown(root: Path, override: str) -> None:
     text = refused("tiny/gpt2", override)
     assert text.startswith(f"{root / 'tiny' / 'gpt2.yaml'}: this recipe cannot be composed: ")
@@ -292,3 +294,44 @@ def test_libyaml_reads_what_pyyaml_reads() -> None:
 
 def test_our_own_recipes_are_found() -> None:
     assert recipe_root().is_dir()
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ("läufe", "läufe"),
+        ("a (copy)", "a (copy)"),
+        ("20k words to 100k, then 100k", "20k words to 100k, then 100k"),
+        ("[block:{layers:4}]", [{"block": {"layers": 4}}]),
+        ("[ä, {b: 1.5, c: null, d: true}]", ["ä", {"b": 1.5, "c": None, "d": True}]),
+        ("it's", "it's"),
+        ("a=b", "a=b"),
+        ("'ä, b'", "ä, b"),
+    ],
+)
+def test_values_of_the_command_line_are_yaml(root: Path, given: str, value: Any) -> None:
+    assert compose_recipe("tiny/gpt2", [f"label={given}"])["label"] == value
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "steps=0,003",
+            "steps: 0,003 are several values, which `braid train --multirun` takes\nA decimal number has a",
+        ),
+        ("steps=range(1,3)", "several values, which `braid train --multirun` takes"),
+        ("steps=[1", "steps: this is not YAML: [1"),
+        ("label='x", "label: this is not YAML: 'x\nWrite a text in quotes of its own: 'label=\"...\"'"),
+        ("label=a #b", "after '#' YAML has a comment"),
+        ("label={'ä b': 1}", "the key 'ä b' cannot stand on the command line"),
+        ("läufe=3", "läufe: a key of the command line has letters from a to z"),
+    ],
+)
+def test_what_is_no_value_shows_how_to_write_it(root: Path, override: str, message: str) -> None:
+    assert message in refused("tiny/gpt2", override)
+
+
+def test_quoted_texts_are_read_as_they_are() -> None:
+    for text in map("".join, itertools.product("a\\'\" ", repeat=3)):
+        assert OverridesParser.create().parse_override(f"k={recipes.quoted(text)}").value() == text

@@ -64,7 +64,7 @@ def test_combinations(overrides: list[str], expected: list[str], recipe: Path, t
         (["training.batch=4,many,0"], "training.batch=0: training.batch: expected a whole number from 1 to"),
         (["sed=1,2"], "sed=1: unknown key 'sed'. Did you mean 'seed'?\nsed=2: unknown key"),
         (["seed=interval(1,2)"], "these overrides cannot be swept: BasicSweeper does not support sweep type"),
-        (["seed=1,2)"], "these overrides cannot be swept:"),
+        (["seed='1,2"], "seed: this is not YAML: '1,2"),
     ],
 )
 def test_problems_are_told_before_any_run(overrides: list[str], problem: str, recipe: Path, tmp_path: Path) -> None:

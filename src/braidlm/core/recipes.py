@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.core.reading import read_bytes
+from braidlm.core.reading import parse_yaml, read_bytes
 
 _HYDRA_RAISES = (ValueError, TypeError, AttributeError, KeyError, AssertionError, OSError, RecursionError)
 _OVERRIDE = re.compile(r"^(\+{1,2}|~)?([A-Za-z_][\w.\[\]-]*)(=.*)?$", re.DOTALL)
+_ANY_KEY = "++key"
+_PLAIN = re.compile(r"=?[\w./+-]*", re.ASCII)
+"""A value that means the same to Hydra and to YAML; reading it needs no parser."""
+_COMMENT = re.compile(r"(^|\s)#")
 _INDEX, _DOTTED = re.compile(r"\[(\d+)\]"), r".\1"
 
 
@@ -116,9 +120,9 @@ def _check_environment(variables: list[str], path: Path) -> None:
         raise BraidError(what, str(path), "Set BRAID_ALLOW_ENV=1 if you trust it.")
 
 
-def hydra_overrides(overrides: list[str] | None) -> list[str]:
+def hydra_overrides(overrides: list[str] | None, sweeps: bool = False) -> list[str]:
     """Overrides in Hydra's grammar, with Braid's own recipes in the search path; `key=value` may set what the file
-    leaves to its default.
+    leaves to its default. With `sweeps`, `key=a,b` are several values.
 
     Strict decoding then finds misspelled keys. Hydra would refuse such a key and advise `+key`, which it then accepts
     whatever the spelling.
@@ -127,15 +131,65 @@ def hydra_overrides(overrides: list[str] | None) -> list[str]:
     for override in overrides or []:
         if (parsed := _parsed(override)) is not None:
             sign, key, value = parsed
+            if not key.isascii():
+                raise BraidError(
+                    f"{key}: a key of the command line has letters from a to z", todo="Write it into a file."
+                )
+            value = value if _PLAIN.fullmatch(value) else _as_hydra_reads(key, value, sweeps)
             override = f"{'++' if not sign and value else sign}{key}{value}"
         written.append(override)
     return written
 
 
+def _as_hydra_reads(key: str, value: str, sweeps: bool) -> str:
+    """A value with its `=`, in Hydra's grammar: one that it cannot read is YAML, as in a file."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    text, todo = value[1:], f"Write a text in quotes of its own: '{key}=\"...\"'"
+    try:
+        parsed = OverridesParser.create().parse_override(f"{_ANY_KEY}{value}")
+    except HydraException:
+        if _COMMENT.search(text):  # the rest would be lost in silence
+            raise BraidError(f"{key}: after '#' YAML has a comment: {text}", todo=todo) from None
+        return f"={_in_hydra_grammar(_yaml(key, text, todo), key, todo)}"
+    if not parsed.is_sweep_override() or sweeps:
+        return value
+    if ", " in text and parsed.is_choice_sweep() and "(" not in text:
+        return f"={quoted(text)}"  # a sentence
+    what = f"{key}: {text} are several values, which `braid train --multirun` takes"
+    raise BraidError(what, todo=f"A decimal number has a point, a list has brackets. {todo}")
+
+
+def _yaml(key: str, text: str, todo: str) -> Any:
+    """What a text is in YAML; within brackets a colon needs no blank after it, as it needs none for Hydra."""
+    if text[:1] in ("[", "{") and not set("'\"") & set(text):
+        text = re.sub(r":(?=[\w{\[])", ": ", text)
+    try:
+        return parse_yaml(text, key, object)
+    except BraidError:
+        raise BraidError(f"{key}: this is not YAML: {text:.60}", todo=todo) from None
+
+
+def _in_hydra_grammar(value: Any, key: str, todo: str) -> str:
+    """Plain data as Hydra's grammar writes it."""
+    if isinstance(value, list):
+        return f"[{','.join(_in_hydra_grammar(one, key, todo) for one in value)}]"
+    if isinstance(value, dict):
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z_]\w*", str(name), re.ASCII):
+                raise BraidError(f"{key}: the key '{name}' cannot stand on the command line", todo=todo)
+        pairs = (f"{name}:{_in_hydra_grammar(one, key, todo)}" for name, one in value.items())
+        return f"{{{','.join(pairs)}}}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value) if isinstance(value, int | float) else quoted(str(value))
+
+
 def quoted(text: str) -> str:
     """A text as a quoted value in Hydra's override grammar."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"  # backslashes mean themselves, but before a quote
 
 
 def _parsed(override: str) -> tuple[str, str, str] | None:

@@ -131,7 +131,7 @@ def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
 
 
 def _parsed(overrides: list[str]) -> list[Override]:
-    return OverridesParser.create().parse_overrides(hydra_overrides(overrides))
+    return OverridesParser.create().parse_overrides(hydra_overrides(overrides, sweeps=True))
 
 
 def _launch(own: list[str], runs: list[SweepRun], one: Callable[[Any], int | None]) -> set[int]:
