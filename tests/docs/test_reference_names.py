@@ -15,6 +15,7 @@ GONE: dict[str, str] = {
 }
 """Patterns of names that version 0.1.0 had, with why they are gone and what is written now."""
 NEW: dict[str, str] = {
+    "(list data|Data) > csv": "tables as text, by column",
     r".*(duplicates|quality|chunk.tokens)( .*)?": "filters, the split by chunks: off by default",
     r"list tasks > triviaqa": "TriviaQA, as in ModuleFormer's Table 2",
     r".*cache_gb": "data sets in shards at addresses come into a cache of bounded size",
