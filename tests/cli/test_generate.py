@@ -31,6 +31,12 @@ def test_greedy_is_what_transformers_generates(braid, model_folder: Path):
     assert result["tokens_per_second"] > 0
 
 
+def test_as_many_pauses_as_no_model_was_trained_with_are_refused(braid, model_folder: Path):
+    refused = braid("generate", model_folder, "Hello", "--pauses", 100_000)
+    assert refused.code == 2
+    assert "expected a whole number from 0 to 1000, got 100000" in refused.err
+
+
 def test_printed_text_is_the_returned_text(braid, model_folder: Path):
     prompts = ["Hello there", "x", ""]
     options = ("--seed", 3, "--max-tokens", 20, "--temperature", 1.5)

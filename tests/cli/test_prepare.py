@@ -7,6 +7,18 @@ import pytest
 from braidlm.cli.main import main
 
 
+def test_names_are_no_markup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--documents", "3", "--tokenizer", "bytes"]
+    assert main(["prepare", "stories", *options, "--out", "a[/packed]"]) == 0
+    assert main(["prepare", "stories", *options, "--out", "b", "--name", "[/x]"]) == 0
+    shown = capsys.readouterr().out
+    assert "folder           a[/packed]" in shown
+    assert "[/x]  " in shown
+
+
 @pytest.mark.parametrize(("tokenizer", "told"), [("bpe", True), ("bytes", False)])
 def test_of_several_sets_the_first_trains_the_tokenizer(
     tokenizer: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

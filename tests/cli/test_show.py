@@ -196,6 +196,8 @@ def test_errors(braid, arguments: list[str], text: str):
 
 
 def test_folders_that_are_nothing_or_cannot_change(braid, tmp_path: Path, model_folder: Path):
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    assert "circle: these links lead in a circle" in braid("show", tmp_path / "circle").err
     (tmp_path / "empty").mkdir()
     assert "neither a model folder (no config.json) nor a run" in braid("show", tmp_path / "empty").err
     shown = braid("show", model_folder, "width=3")

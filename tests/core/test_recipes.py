@@ -81,6 +81,9 @@ def test_an_unknown_recipe_is_answered_with_the_nearest(root: Path) -> None:
         find_recipe("no/such.yaml")
     with pytest.raises(BraidError, match=r"a recipe file ends in \.yaml"):
         find_recipe(str(written(root, "a: 1", "mine.yml")))
+    (root / "circle").symlink_to(root / "circle")
+    with pytest.raises(BraidError, match="circle: these links lead in a circle"):
+        find_recipe(str(root / "circle"))
 
 
 def test_defaults_are_followed_and_interpolations_resolved(root: Path) -> None:

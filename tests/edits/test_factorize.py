@@ -135,6 +135,18 @@ def test_what_cannot_be_done_is_an_error(tmp_path: Path, options: dict[str, Any]
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", ["gates", "windows"])
+def test_a_factorised_model_of_other_parts_is_exported_by_no_format(kind: str, tmp_path: Path) -> None:
+    model = {"positions": "rope", "block": {"attention": {"window": 8}} if kind == "windows" else {}}
+    source = model_folder(tmp_path / "source", **model)
+    if kind == "gates":
+        source = edit("gate", source, tmp_path / "gated") or source
+    edit("factorize", source, tmp_path / "small", rank=2)
+    for format_ in ("gguf", "gpt2", "llama", "mistral", "moduleformer", "qwen2"):
+        with pytest.raises(BraidError, match="cannot express this model"):
+            convert(tmp_path / "small", tmp_path / "out.gguf", to=format_)
+
+
 def test_a_factorised_model_is_not_taken_apart(tmp_path: Path) -> None:
     source = model_folder(tmp_path / "source")
     edit("factorize", source, tmp_path / "small", rank=2)

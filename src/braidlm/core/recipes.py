@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.core.reading import parse_yaml, read_bytes
+from braidlm.core.reading import check_openable, parse_yaml, read_bytes
 
 _HYDRA_RAISES = (ValueError, TypeError, AttributeError, KeyError, AssertionError, OSError, RecursionError)
 _OVERRIDE = re.compile(r"^(\+{1,2}|~)?([A-Za-z_][\w.\[\]-]*)(=.*)?$", re.DOTALL)
@@ -49,6 +49,8 @@ def find_recipe(name: str) -> Path:
     known = recipe_root() / f"{name}.yaml"
     if os.path.isfile(known):
         return known
+    if not os.path.isdir(path):
+        check_openable(path)
     todo = "`braid list recipes` shows those that come with Braid; a recipe of your own is given as FILE.yaml."
     raise BraidError(f"there is no recipe '{name}'.{did_you_mean(name, [n for n, _ in list_recipes()])}", todo=todo)
 

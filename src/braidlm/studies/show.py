@@ -3,6 +3,7 @@
 Of a study it says how many words, epochs and checkpoints each training takes, and about how long it lasts.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -163,7 +164,7 @@ def _check_recipe(name: str) -> None:
     try:
         find_recipe(name)
     except BraidError as error:
-        if Path(name).suffix in (".yaml", ".yml"):
+        if Path(name).suffix in (".yaml", ".yml") or os.path.lexists(given_path(name)):
             raise
         if len(Path(name).parts) > 1 and Path(name).parent.is_dir():
             find_sources(name)  # an error that suggests the nearest name

@@ -253,6 +253,9 @@ def test_roles_come_from_the_settings_or_the_usual_names(tmp_path: Path) -> None
 def test_loading_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BraidError, match="there is no tokenizer here"):
         load_tokenizer(tmp_path / "absent")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    with pytest.raises(BraidError, match="these links lead in a circle"):
+        load_tokenizer(tmp_path / "circle")
     with pytest.raises(BraidError, match=r"this folder holds no tokenizer: neither tokenizer.json nor one vocab.json"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")

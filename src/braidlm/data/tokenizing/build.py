@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
-from braidlm.core.reading import given_path, read_json
+from braidlm.core.reading import check_openable, given_path, read_json
 from braidlm.data.tokenizing.encoding import PART_CHARS, word_ends
 from braidlm.data.tokenizing.tokenizer import (
     BETWEEN_LINES,
@@ -56,6 +56,7 @@ def load_tokenizer(source: str | Path) -> BraidTokenizer:
         return _from_folder(path)
     if path.is_file():
         return _from_file(path, path.with_name("tokenizer_config.json"))
+    check_openable(path)
     if path.suffix == ".json" or path.is_absolute() or str(source).startswith(".") or str(source).count("/") > 1:
         todo = "Give a folder with a tokenizer.json, 'bytes', 'bpe' to train one, or a name on the Hub such as 'gpt2'."
         raise BraidError("there is no tokenizer here", str(source), todo)
