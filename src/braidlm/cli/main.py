@@ -11,7 +11,7 @@ import braidlm.cli
 from braidlm import __version__
 from braidlm.cli.settings import common_options
 from braidlm.core import console
-from braidlm.core.errors import BraidError, Terminated, did_you_mean, exit_code, terminable
+from braidlm.core.errors import BraidError, did_you_mean, until_stopped
 from braidlm.core.reading import system_error
 
 ORDER = (
@@ -33,7 +33,10 @@ VERBS = find_verbs()
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    return until_stopped(lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: list[str]) -> int:
     console.print_any_name()
     verb = next((word for word in argv if not word.startswith("-")), None)
     if verb not in VERBS:
@@ -50,16 +53,13 @@ def main(argv: list[str] | None = None) -> int:
     console.set_quiet(args.quiet)
     console.set_verbose(args.verbose)
     try:
-        with terminable(), console.json_output(args.json):
+        with console.json_output(args.json):
             args.run(args)
     except BraidError as error:
         if args.debug:
             raise
         console.error(error.lines())
         return 2
-    except KeyboardInterrupt as error:
-        console.error(["terminated" if isinstance(error, Terminated) else "interrupted"])
-        return exit_code(type(error))
     except BrokenPipeError:  # the process that reads our output has ended
         sys.stderr.close()
     except OSError as error:  # a path that nobody looked at before it was used

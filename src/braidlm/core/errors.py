@@ -4,9 +4,11 @@ Blocks are left in order, so that nothing half-written stays behind. `BraidError
 folder must work without braidlm.
 """
 
+import os
 import re
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -60,19 +62,39 @@ def exit_code(interruption: type[KeyboardInterrupt]) -> int:
     return 128 + (signal.SIGTERM if issubclass(interruption, Terminated) else signal.SIGINT)
 
 
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM raise `Terminated` in the block, as Ctrl-C raises KeyboardInterrupt."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
+def until_stopped(command: Callable[[], int]) -> int:
+    """Run a command and return its exit code; Ctrl-C and SIGTERM end it with a message and a code of their own."""
     try:
-        before = signal.signal(signal.SIGTERM, handle)
+        with _stoppable():
+            return command()
+    except KeyboardInterrupt as error:
+        sys.stderr.write(_message(type(error)))
+        return exit_code(type(error))
+
+
+def _message(interruption: type[KeyboardInterrupt]) -> str:
+    return f"error: {'terminated' if issubclass(interruption, Terminated) else 'interrupted'}\n"
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM raise `Terminated` in the block, and Ctrl-C KeyboardInterrupt, where it is not ignored."""
+    try:
+        before = {n: signal.signal(n, _stop) for n in INTERRUPTIONS if signal.getsignal(n) is not signal.SIG_IGN}
     except ValueError:  # not in the main thread: signals stay as they are
-        yield
-        return
+        before = {}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Raise the exception of a signal; during an import, which may catch it and go on with half a module, end here."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, _message(INTERRUPTIONS[number]).encode())
+            os._exit(exit_code(INTERRUPTIONS[number]))
+        frame = frame.f_back
+    raise INTERRUPTIONS[number]
