@@ -12,6 +12,7 @@ from .compression import compress, compressed_head
 from .config.braid_config import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
+from .exporting import is_exporting
 from .heads.ends import Head, embeddings, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .layer_skip import cache_slots, check_exit, run_layers, set_dropout
@@ -206,7 +207,7 @@ class BraidModel(BraidPreTrainedModel):
                 masks = dict.fromkeys(self.windows)
         if masks is None:  # a row with masks of its own may hold several texts
             self.check_length(past + time)
-        if padding is not None and padding.shape[-1] == time and past:
+        if padding is not None and not is_exporting() and padding.shape[-1] == time and past:
             padding = nn.functional.pad(padding, (past, 0), value=1)
         if position_ids is None and padding is not None:
             position_ids = positions_from_mask(padding, time)
@@ -215,7 +216,7 @@ class BraidModel(BraidPreTrainedModel):
         span = Span(
             positions=position_ids,
             masks=make_masks(self.windows, time, past, padding, device) if masks is None else masks,
-            causal=masks is None and past == 0 and time > 1,
+            causal=masks is None and not is_exporting() and past == 0 and time > 1,
             two_way=two_way,
             cache=cache,
             rotations={size: self.positions.rotation(size, position_ids, dtype) for size in self.head_dims},
@@ -234,7 +235,7 @@ class BraidModel(BraidPreTrainedModel):
     def check_length(self, length: int) -> None:
         """Refuse texts of more tokens than there are positions."""
         limit = self.positions.limit
-        if limit is not None and length > limit:
+        if limit is not None and not is_exporting() and length > limit:
             what = f"{length} tokens are more than the model's {limit} learned positions"
             raise BraidError(what, todo="Shorten the text, or train with a longer `context` or with `positions: rope`.")
 
@@ -349,7 +350,7 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         time = torch.arange(hidden.shape[1], device=hidden.device)
         real = torch.ones_like(hidden[..., 0]) if attention_mask is None else attention_mask
         last = (time * real.bool()).argmax(-1)
-        logits = self.score(hidden[torch.arange(len(hidden), device=hidden.device), last])
+        logits = self.score(hidden[torch.arange(hidden.shape[0], device=hidden.device), last])
         loss = None
         if labels is not None:
             kind = self.config.problem_type

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .attention.positions import Rotation
 from .errors import BraidError
+from .exporting import is_exporting
 from .routing.routing import Routings
 
 
@@ -132,8 +133,9 @@ def make_masks(
 
 def _mask(window: int | None, time: int, past: int, padding: Tensor | None, device: torch.device) -> Tensor | None:
     keys = past + time
-    inside = window is None or keys <= window
-    if padding is None and inside and (past == 0 or time == 1):
+    # Whether a mask is needed depends on the lengths, and an exported graph holds for all of them.
+    inside = window is None or (not is_exporting() and keys <= window)
+    if inside and not is_exporting() and padding is None and (past == 0 or time == 1):
         return None
     query = torch.arange(past, keys, device=device)[:, None]
     key = torch.arange(keys, device=device)[None, :]

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..exporting import is_exporting
+
 
 def compute_dtype(values: Tensor) -> torch.dtype:
     """The type of products with these values: autocast's where it is on, or their own."""
@@ -34,6 +36,8 @@ def is_sparse(compute: Compute, hidden: Tensor) -> bool:
     recorded = torch.compiler.is_compiling() or (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
     if recorded and hidden.is_cuda and compute_dtype(hidden) != torch.bfloat16:
         return False  # torch records its grouped product in bfloat16 only
+    if is_exporting():
+        return False  # how many tokens an expert gets would be a shape of the graph
     if compute != "measured":
         return compute == "sparse"
     if recorded:

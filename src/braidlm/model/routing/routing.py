@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..exporting import exported
+
 COMBINED = "combined"  # the name of a join's last choice, the linear combination of all its paths
 
 
+@exported
 @dataclass
 class Routing:
     """What one router chose for each token.

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import BraidError
+from ...exporting import is_exporting
 from ..ends import Embedding, Head, heads
 from ..losses import IGNORED
 from .embedding import ByteConfig, ByteEmbedding, ByteEnd, KeysValues, SymbolBlocks
@@ -92,7 +93,7 @@ class ByteHead(ByteEnd, Head):
 
     def later_pieces(self, tokens: Tensor | None = None) -> Tensor | None:
         """Log-probabilities [vocabulary] of all that follows a token's first piece; None if nothing does."""
-        if not self.training and not torch.is_grad_enabled():
+        if not self.training and not torch.is_grad_enabled() and not is_exporting():
             # An empty tensor says that there is none.
             tensors = (*self.parameters(), *self.buffers())
             found = self.recalled.get(tensors, lambda: self._later_sums(None), torch.is_autocast_enabled())
@@ -179,6 +180,8 @@ class AutoregressiveByteHead(ByteHead):
         """Exact for every token: a prefix that several tokens share is computed once for all of them."""
         tree = self.tree.get((self.spelling.symbols, self.spelling.lengths), self._find_prefixes)
         keys = max(len(level.parents) * (depth + 1) for depth, level in enumerate(tree))
+        if is_exporting():  # into how many parts the rows are divided would depend on their number
+            return self._scores(hidden, tree)
         return torch.cat([self._scores(rows, tree) for rows in hidden.split(max(1, KEYS_AT_ONCE // keys))])
 
     def _find_prefixes(self) -> list[Prefixes]:
@@ -201,7 +204,7 @@ class AutoregressiveByteHead(ByteHead):
         return levels
 
     def _scores(self, hidden: Tensor, tree: list[Prefixes]) -> Tensor:
-        slots, rows = self.slots_of(hidden), len(hidden)
+        slots, rows = self.slots_of(hidden), hidden.shape[0]
         wide = torch.promote_types(slots.dtype, torch.float32)
         scores = slots.new_zeros(rows, len(self.spelling.lengths), dtype=wide)
         past: list[KeysValues] = []
@@ -235,7 +238,7 @@ class ParallelByteHead(ByteHead):
 
     def vocabulary(self, hidden: Tensor) -> Tensor:
         found, pieces = self.all_symbols(self.blocks(self.slots_of(hidden))), self.all_first_pieces()
-        scores = found.new_zeros(len(hidden), len(pieces))
+        scores = found.new_zeros(hidden.shape[0], len(pieces))
         for position, symbols in enumerate(pieces.t()):
             real = symbols != NOTHING
             scores = scores + found[:, position, symbols.where(real, 0)] * real

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...config.ranges import Heads, LayersOrZero, Size
 from ...errors import BraidError
+from ...exporting import is_exporting
 from ...feed.feeds import SwiGLU
 from ...norms import RMSNorm
 from ...routing.dispatch import compute_dtype
@@ -158,13 +159,13 @@ class ByteEmbedding(ByteEnd, Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Each token of the batch is encoded once; in evaluation, once for as long as the weights stay the same."""
-        if not self.training and not torch.is_grad_enabled():
+        if not (self.training or torch.is_grad_enabled() or is_exporting()):
             return F.embedding(ids, self._recall(ids))
         if not ids.is_cuda and not torch.compiler.is_compiling():
             tokens, index = torch.unique(ids, return_inverse=True)
-        elif ids.numel() > len(self.spelling.lengths):  # shapes are static here: of the batch or of the vocabulary
+        elif not is_exporting() and ids.numel() > len(self.spelling.lengths):  # shapes are static: the vocabulary's
             tokens, index = torch.arange(len(self.spelling.lengths), device=ids.device), ids
-        else:
+        else:  # or those of the batch
             tokens, index = ids.flatten(), torch.arange(ids.numel(), device=ids.device).view_as(ids)
         return F.embedding(index, self.encode(tokens))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import BraidError
+from ...exporting import is_exporting
 
 V = TypeVar("V")
 
@@ -29,6 +30,10 @@ class Remembered(Generic[V]):
     @torch.compiler.disable  # it looks at addresses of tensors
     def get(self, tensors: Iterable[Tensor], compute: Callable[[], V], *also: Any) -> V:
         """The value of `compute`, which depends on the tensors and on `also`."""
+        if is_exporting():  # tensors have no addresses, and their values are not known
+            if self.value is None:
+                raise BraidError("an export needs what one pass over a text finds", todo="Call the model once before.")
+            return self.value
         # This differs after a tensor was written to, moved or replaced.
         state = (*also, *((t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype, t.device) for t in tensors))
         if self.value is None or state != self.state:
