@@ -35,6 +35,8 @@ NEW: dict[str, str] = {
     r"Parts > projection.*": "experts of a projection are parts, so that another kind is one file; recipes stay",
     r"Verbs > braid compare > --text": "models of any kind, by size, speed and quality",
     r".* > --verbose": "edits say a summary; this shows where each tensor comes from",
+    r"(Recipes|list recipes) > tiny/owners-modules": "modules of several owners on one base",
+    r"edit > withdraw > --modules": "an owner's modules leave for good",
     r"Verbs > braid chat.*": "a conversation in the terminal",
     r".* > (--max-bytes|max_bytes)": "the same stretch of text for models of several tokenizers",
     r"Verbs > braid serve.*": "OpenAI's API for programs and a page for people",

@@ -197,7 +197,7 @@ def test_a_name_given_twice_is_one(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         (["d"], "the model has no path 'd'"),
         (["a", "b"], "at least one must stay"),
-        ([], "name the models that leave"),
+        ([], "name the models of an average that leave"),
     ],
 )
 def test_wrong_names(tmp_path: Path, paths: list[str], text: str) -> None:

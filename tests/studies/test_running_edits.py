@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.models.folders import load_lineage
+from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.model.config.strict import encode
+from braidlm.model.paths.switches import module_routers
 from braidlm.studies import running
 from braidlm.studies.decoding import TrainedModel, decode_study
 from braidlm.studies.report import study
@@ -24,6 +26,7 @@ from braidlm.studies.tables import tables, variants
 from braidlm.training.saving.checkpoints import Checkpoints
 from tests.report_pages import charts_of
 from tests.studies.toy_study import WHOLE_MODEL, toy_study
+from tests.tiny_models import random_ids
 
 EXPERTS = {"experts": {"names": 4, "router": {"top_k": 2, "compute": "dense"}}}
 """Not the faster one here and now: two runs of one recipe are compared bit for bit."""
@@ -304,3 +307,26 @@ def test_what_is_missing_is_said_before_any_work(spec: dict[str, Any], message: 
         run_study(decode_study(variants_study(tmp_path, variants={"x": spec})), device="cpu")
     assert message in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_owners_insert_into_one_base(tmp_path: Path) -> None:
+    """Modules that steps inserted and trained stand side by side, under the names of these steps."""
+    insert = {"insert": {"modules": 1, "router": "rows", "embedding": "frozen"}}
+    owners = {
+        f"{domain}_owner": {"of": "base", "edit": [insert], "train": {"domains": [domain], "budget": "2 steps"}}
+        for domain in ("stories", "maths")
+    }
+    together = {"compose": list(owners), "join": "modules"}
+    trained = together | {"train": {"budget": "2 steps"}}
+    results = study(decode_study(variants_study(tmp_path, owners | {"together": together, "routed": trained})), "cpu")
+    (whole,), (routed,) = results.of("together"), results.of("routed")
+    assert set(whole.silenced) == set(owners)
+    before, after = load_model(whole.folder), load_model(routed.folder)
+    assert module_routers(before)[0].choices[4:] == ("stories_owner_1", "maths_owner_1")
+    changed = {n for n, tensor in before.state_dict().items() if not torch.equal(tensor, after.state_dict()[n])}
+    assert changed
+    assert all(".router." in name for name in changed)
+    without = load_model(whole.folder, without=["maths_owner*"])
+    alone = load_model(results.of("stories_owner")[0].folder)
+    ids = random_ids(2, 8, vocab_size=without.config.vocab_size)
+    torch.testing.assert_close(without(ids).logits, alone(ids).logits)

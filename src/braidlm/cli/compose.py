@@ -13,6 +13,7 @@ EPILOG = """examples:
   braid compose runs/stories runs/maths --out models/both --dry-run
   braid compose runs/stories runs/maths --join gumbel_v1 --freeze paths --out models/both
   braid compose runs/seed-1 runs/seed-2 --join average --out models/average
+  braid compose runs/anna runs/bert --join modules --out models/owners
   braid compose A B C --names stories maths code --join "{kind: gumbel_v2, losses: {load_balance: 0.01}}" --out M
 """
 
@@ -27,12 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and average their probabilities"
     )
     add("--join", default="shared_linear", metavar="JOIN", help=about)
-    add("--names", nargs="+", metavar="NAME", help="the paths' permanent names (the runs' or folders')")
+    add(
+        "--names",
+        nargs="+",
+        metavar="NAME",
+        help="the paths' permanent names (the runs' or folders'); of modules NAME_1, NAME_2 ... (as inserted)",
+    )
     about = "how often the paths are joined (the depth of the shallowest)"
     add("--layers", type=number(Layers), metavar="N", help=about)
     add("--blocks", type=number(LayersOrZero), metavar="N", help="fresh full-width blocks before and after (1)")
     about = (
-        "what later training leaves as it is: paths (all that came from them), joins, blocks, routers, embedding, head"
+        "what later training leaves as it is: paths (all that came from them), joins, blocks, modules (inserted ones), "
+        "routers, embedding, head"
     )
     add("--freeze", nargs="+", default=(), metavar="PART", help=about)
     add("--start", metavar="START", help="joins and projections: mean of the paths, or random (mean)")

@@ -12,6 +12,7 @@ from braidlm.core.files import check_new_folder
 from braidlm.edits.composing.composition import STARTS, fresh_parts, plan_composition, shows_routes
 from braidlm.edits.composing.path_models import (
     APART,
+    MODULES,
     PathModel,
     Section,
     aligned_sections,
@@ -25,6 +26,7 @@ from braidlm.edits.composing.path_models import (
     composing_joins,
     name_paths,
 )
+from braidlm.edits.composing.side_by_side import plan_modules
 from braidlm.edits.edit import EditPlan, carry_out
 from braidlm.edits.modules import PARTS
 from braidlm.model.config.braid_config import Architecture, BraidConfig, read_architecture
@@ -62,14 +64,16 @@ def compose(
     joined, by default as often as the shallowest has blocks; `blocks` of full width, by default 1, come before and
     after. `freeze` names what later training leaves as it is: `paths` for all that came from the sources. Projections
     and joins `start` as the `mean` of the paths, the default, which works better, or `random`, as PaPaformer's do. The
-    joins `average` and `mixture` leave the models as they are and average their probabilities. Returns the folder
-    written, None for a dry run.
+    joins `average` and `mixture` leave the models as they are and average their probabilities. `modules` is for models
+    with modules that were inserted into one base (`braid edit insert`): these are put side by side, and `names` are
+    what they are called, NAME_1, NAME_2 and so on, by default as they were. Returns the folder written, None for a dry
+    run.
     """
     join_choice: Choice = decode(JoinChoice, join, "join")
-    averaged = join_choice.kind in averages
-    if averaged:
+    averaged, of_modules = join_choice.kind in averages, join_choice.kind == MODULES
+    if averaged or of_modules:
         check_no_layout(layers=layers, blocks=blocks, start=start)
-    blocks = (0 if averaged else 1) if blocks is None else blocks
+    blocks = (0 if averaged or of_modules else 1) if blocks is None else blocks
     start = start or "mean"
     for key, hint, value in (("layers", Layers | None, layers), ("blocks", LayersOrZero, blocks), ("seed", Seed, seed)):
         decode(hint, value, key)
@@ -86,18 +90,23 @@ def compose(
         raise BraidError("composing takes at least two models", todo="`braid compose A B --out M`")
     path_names = name_paths(models, names)
     check_tokenizers(models, path_names)
-    paths = [PathModel(name, one.info, one) for name, one in zip(path_names, models, strict=True)]
-    for path, model in zip(paths, models, strict=True):
+    for model in models:
         model.check_editable()
-        check_alone(path, str(model.folder), averaged)
-    check_together(paths)
-    architecture, notes = lay_out(paths, join_choice, layers, blocks)
-    plan = plan_composition(paths, join_choice, architecture, notes, _frozen(freeze, paths), start)
-    depth = sum(len(stage.layers) for stage in plan.model.model.stages if isinstance(stage, ParallelStage))
-    options = {"join": encode(join_choice), "layers": depth, "blocks": blocks, "freeze": list(freeze)}
-    options |= {"start": start, "seed": seed}
-    record = {"made_by": "braid compose", "options": options}
     by_name = dict(zip(path_names, models, strict=True))
+    paths = [PathModel(name, one.info, one) for name, one in by_name.items()]
+    options = {"join": encode(join_choice), "layers": 0, "blocks": blocks, "freeze": list(freeze)}
+    options |= {"start": start, "seed": seed}
+    if of_modules:
+        plan = plan_modules(by_name, names is not None, freeze)
+    else:
+        for path, model in zip(paths, models, strict=True):
+            check_alone(path, str(model.folder), averaged)
+        check_together(paths)
+        architecture, notes = lay_out(paths, join_choice, layers, blocks)
+        plan = plan_composition(paths, join_choice, architecture, notes, _frozen(freeze, paths), start)
+        parallel = (stage for stage in plan.model.model.stages if isinstance(stage, ParallelStage))
+        options["layers"] = sum(len(stage.layers) for stage in parallel)
+    record = {"made_by": "braid compose", "options": options}
     folder = carry_out(plan, by_name, models[0].tokenizer, out, record, dry_run)
     if folder is not None:
         console.say(_what_next(plan, join_choice.kind, paths, folder))
@@ -245,6 +254,12 @@ def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:
 
 
 def _what_next(plan: EditPlan, join: str, paths: Sequence[PathModel], folder: Path) -> str:
+    if join == MODULES:
+        return (
+            f"`braid eval` measures it, `--without 'NAME*'` switches an owner's modules off, and `braid edit withdraw "
+            f"{folder} --modules 'NAME*'` takes them out for good. `braid train RECIPE start_from={folder}` trains its "
+            "routers on text of every kind."
+        )
     fresh, train = ", ".join(fresh_parts(plan.account)), f"`braid train RECIPE start_from={folder}`"
     if join in averages:
         return (

@@ -18,13 +18,13 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.logits import probe_ids
 from braidlm.edits.account import SOURCE, Fresh, Part, Transform, from_source, parameters, planned
 from braidlm.edits.edit import Edit, EditPlan, edits
-from braidlm.edits.modules import Modules, layers_of, modules_of, stages_of
+from braidlm.edits.modules import Modules, check_open, layers_of, modules_of, stages_of
 from braidlm.model.config.ranges import Choices, NonNegative
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import FREEZABLE
 from braidlm.opening.braid import OpenedBraid
 
-DECIDED = ("blocks", "routers", "embedding", "head")
+DECIDED = ("blocks", "modules", "routers", "embedding", "head")
 """The parts of which this edit says whether training changes them."""
 
 
@@ -109,12 +109,7 @@ class Insert(Edit):
         if not grown:
             there = modules[0].part
             raise BraidError(f"this model has no {self.parts} experts", source.title, f"It has --parts {there}.")
-        for one in modules:
-            closed = [name for name, opening in one.openings(source).items() if opening < 1]
-            if closed:
-                what = f"modules that were inserted before are not open yet: {', '.join(closed)}"
-                todo = "Train the model first: `training.opening` is the share of a training that opens them."
-                raise BraidError(what, one.address, todo)
+        check_open(modules, source)
         for one in grown:
             if taken := [name for name in self.names if name in one.names]:
                 advice = "Choose another --name."

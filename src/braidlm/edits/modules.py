@@ -116,6 +116,22 @@ def modules_of(layer: Layer) -> list[Modules]:
     return [Modules(layer.address, part, experts) for part, experts in banks.items() if experts is not None]
 
 
+def check_open(modules: Sequence[Modules], source: OpenedBraid) -> None:
+    """Refuse modules that were inserted before and are not wholly in use yet."""
+    for one in modules:
+        if closed := [name for name, opening in one.openings(source).items() if opening < 1]:
+            what = f"modules that were inserted before are not open yet: {', '.join(closed)}"
+            todo = "Train the model first: `training.opening` is the share of a training that opens them."
+            raise BraidError(what, one.address, todo)
+
+
+def still_frozen(source: OpenedBraid, inserted_left: bool) -> list[str]:
+    """What training leaves of an edited model; with no inserted module left, no longer what was frozen for them."""
+    opened = () if inserted_left else ("blocks", "modules", "routers")
+    was_grown = any(one.new for layer in layers_of(source.info) for one in modules_of(layer))
+    return [part for part in source.config.frozen if not was_grown or part not in opened]
+
+
 def stages_of(layers: Sequence[Layer]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Stages of equal neighbours, and the new address of each layer by its old one."""
     stages: list[dict[str, Any]] = []

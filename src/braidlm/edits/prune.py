@@ -10,7 +10,16 @@ from braidlm.core.errors import BraidError
 from braidlm.edits.account import SOURCE, Part, chosen_rows, from_source, parameters, planned, staying
 from braidlm.edits.criteria import Criterion, Normalisation
 from braidlm.edits.edit import Edit, EditPlan, edits
-from braidlm.edits.modules import Layer, Modules, Usage, all_modules, calibrate, layers_of, modules_of, stages_of
+from braidlm.edits.modules import (
+    Modules,
+    Usage,
+    all_modules,
+    calibrate,
+    layers_of,
+    modules_of,
+    stages_of,
+    still_frozen,
+)
 from braidlm.model.config.ranges import Count, Probability, Share
 from braidlm.opening.braid import OpenedBraid
 
@@ -62,7 +71,8 @@ class Prune(Edit):
                 router["sampled"] = min(router["sampled"], router["top_k"])
                 router["silent"] += len(silenced[one.address])
         stages, addresses = stages_of(layers)
-        config = source.config_with(_frozen(source, layers, modules), stages=stages)
+        grown = any(one.new for layer in layers for one in modules_of(layer))
+        config = source.config_with(still_frozen(source, grown), stages=stages)
         model, account = planned(config, addresses)
         for name, origin in account.derived.items():
             tensor = origin.parts[0].tensor
@@ -124,10 +134,3 @@ def _silenced(source: OpenedBraid, one: Modules, dropped: Sequence[int]) -> list
         todo = "Train the model on first: `training.opening` is the share of a training that opens them."
         raise BraidError(f"these modules were inserted and are not open yet: {', '.join(opening)}", one.address, todo)
     return [i for i, share in gone.items() if share]
-
-
-def _frozen(source: OpenedBraid, layers: list[Layer], modules: list[Modules]) -> list[str]:
-    """What training leaves; blocks and routers no longer, if the inserted modules that are trained instead are gone."""
-    left = any(one.new for layer in layers for one in modules_of(layer))
-    opened = ("blocks", "routers") if any(one.new for one in modules) and not left else ()
-    return [part for part in source.config.frozen if part not in opened]

@@ -1,4 +1,4 @@
-"""`braid edit withdraw`: some models of an average leave it for good, with their weights."""
+"""`braid edit withdraw`: models of an average, or modules that owners inserted, leave for good with their weights."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -16,6 +16,7 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.logits import check_promise, probe_ids
 from braidlm.edits.account import Account, Derived, Transform, chosen_rows, from_source, parameters, targets
 from braidlm.edits.composing.composition import in_stack
+from braidlm.edits.composing.side_by_side import plan_without_modules
 from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.modules import check_uncompressed
 from braidlm.model.config.braid_config import BraidConfig
@@ -38,14 +39,30 @@ IN_JOIN = re.compile(r"(?P<norms>.+\.layers\.\d+\.join\.norms)\.(?P<number>\d+)\
 @edits.register("withdraw")
 @dataclass(frozen=True)
 class Withdraw(Edit):
-    """Which models of an average leave it."""
+    """Which models of an average leave it, or which inserted modules."""
 
-    about: ClassVar[str] = "take models out of an average for good, with their weights"
+    about: ClassVar[str] = "take models out of an average, or inserted modules, for good and with their weights"
 
-    paths: tuple[str, ...]
+    paths: tuple[str, ...] = ()
     """Names of the models that leave; the probabilities of the others are averaged as if these had never been there."""
+    modules: tuple[str, ...] = ()
+    """Names or patterns of inserted modules that leave every layer, with their rows of the routers: german*"""
+
+    def __post_init__(self) -> None:
+        if bool(self.paths) == bool(self.modules):
+            what = "name the models of an average that leave (--paths), or inserted modules (--modules)"
+            raise BraidError(what, todo="`--paths maths`")
 
     def plan(self, source: OpenedBraid) -> EditPlan:
+        plan = plan_without_modules(source, self.modules) if self.modules else self._without_models(source)
+        apart = ("blocks", "routers", "embedding", "head") if self.modules else ("paths",)
+        if _was_trained(source.edit_record()) and not set(apart) <= set(source.config.frozen):
+            what = "the base and these modules" if self.modules else "the models of this average"
+            what += " were trained together"
+            plan.notes = [*plan.notes, f"{what}: what stays may have learned from the text of what leaves"]
+        return plan
+
+    def _without_models(self, source: OpenedBraid) -> EditPlan:
         kept = self._kept(source)
         names, widths = source.info.model.head.names, source.info.model.head.widths
         left = [names[index] for index in kept]
@@ -68,11 +85,7 @@ class Withdraw(Edit):
         stay = f"{', '.join(left)} {'stays' if len(left) == 1 else 'stay'}"
         size = f"{parameters(model):,} of {source.info.parameters:,} parameters"
         title = f"Withdraw {leave} from {source.title}: {stay}, {size}"
-        notes = list(source.notes)
-        if "paths" not in source.config.frozen and _was_trained(source.edit_record()):
-            learned = "those that stay may have learned from the text of those that leave"
-            notes.append(f"the models of this average were trained together: {learned}")
-        return EditPlan(title, model, account, notes, paths=names, check=partial(_check, source, left))
+        return EditPlan(title, model, account, source.notes, paths=names, check=partial(_check, source, left))
 
     def _kept(self, source: OpenedBraid) -> list[int]:
         """The indices of the models that stay."""

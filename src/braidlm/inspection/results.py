@@ -219,7 +219,7 @@ def load_chart(result: RoutingReport) -> HeatMaps:
         for (part, size), layers in kinds.items():
             title = ", ".join(filter(None, (model.name if len(result.models) > 1 else "", part)))
             names = [name.removeprefix("expert_") for name in layers[0][0].choices]
-            labels = [layer.label.split()[1] for layer, _ in layers]
+            labels = [" ".join(layer.label.split()[1:2]) or layer.label for layer, _ in layers]  # `layer 2`, or `head`
             lines.append([])
             for domain in dict.fromkeys(domain for _, one in layers for domain in one.load_by_domain):
                 loads = [[share * size for share in one.load_by_domain[domain].values()] for _, one in layers]

@@ -15,6 +15,7 @@ from braidlm.core.models.presets import RecipeModel, decode_model
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import composed_architecture
+from braidlm.edits.composing.path_models import MODULES
 from braidlm.inspection.texts import DataSource
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode
@@ -188,6 +189,8 @@ def _config(study: Study, name: str, before: dict[str, BraidForCausalLM]) -> Bra
         return before[other].config
 
     step, size = study.steps[name], study.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
+    if isinstance(step, ComposeStep) and step.join.kind == MODULES:
+        return of(step.compose[0])
     if isinstance(step, (ComposeStep, AverageStep)):
         parts = [of(member).decoded for member, _ in study.members(name)]
         layers, blocks = (step.layers, step.blocks) if isinstance(step, ComposeStep) else (None, 0)

@@ -18,7 +18,7 @@ from braidlm.inspection.layers import find_layers
 from braidlm.inspection.results import RoutingReport
 from braidlm.inspection.routes import routes
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.switches import use_paths
+from braidlm.model.paths.switches import path_names, switch_off_modules, use_paths
 from braidlm.studies.decoding import TrainedModel
 from braidlm.studies.results import Bits, ModelResult, StudyResults, read_run
 from braidlm.studies.study import Study
@@ -62,11 +62,14 @@ def _measured(trained: TrainedModel, texts: Texts, halves: dict[str, Texts], dev
     model = load_model(trained.model, choose_device(device or "auto"))
     silenced = {}
     if trained.kind == "composed":
-        names = [part.name for part in trained.parts]
-        for inactive in names:
-            use_paths(model, [name for name in names if name != inactive])
+        for inactive in (names := [part.name for part in trained.parts]):
+            if path_names(model):
+                use_paths(model, [name for name in names if name != inactive])
+            else:
+                switch_off_modules(model, [f"{inactive}_[0-9]*"])
             silenced[inactive] = _scores(model, texts)
         use_paths(model, None)
+        switch_off_modules(model, ())
     if trained.run is None:
         own = ModelResult(name=trained.name, folder=trained.model)
     else:

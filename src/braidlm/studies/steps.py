@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from braidlm.core.errors import BraidError
-from braidlm.edits.composing.path_models import averages, check_no_layout, composing_joins
+from braidlm.edits.composing.path_models import MODULES, averages, check_no_layout, composing_joins
 from braidlm.edits.edit import Edit, edits, load_edits
 from braidlm.model.config.ranges import Layers, LayersOrZero, Positive, Seed, Share
 from braidlm.model.config.registry import Choice
@@ -105,7 +105,8 @@ class ComposeStep(Step):
     """The steps whose models become the paths, which have their names."""
     join: Annotated[Choice, PartOf(composing_joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
     """How the paths become one stream; or `mixture`, which leaves them as they are and learns their shares of the
-    probabilities: with `train: {freeze: [paths, embedding]}` nothing else."""
+    probabilities: with `train: {freeze: [paths, embedding]}` nothing else; or `modules`, the modules that were inserted
+    into one base, of which a training changes the routers alone."""
     layers: Layers | None = None
     """Parallel layers; by default as many as a path has blocks."""
     blocks: LayersOrZero = 1
@@ -117,18 +118,18 @@ class ComposeStep(Step):
         _check_members("compose", self.compose)
         if len(self.compose) < 2:
             raise BraidError("compose: name at least two")
-        if self.is_averaged:
+        if self.keeps_models:
             blocks, start = (None if self.blocks == 1 else self.blocks), (None if self.start == "mean" else self.start)
             check_no_layout(layers=self.layers, blocks=blocks, start=start)
 
     @property
-    def is_averaged(self) -> bool:
-        """Whether the paths stay whole models, of which only the probabilities meet."""
-        return self.join.kind in averages
+    def keeps_models(self) -> bool:
+        """Whether there is no layout to choose: only probabilities meet, or modules of one base."""
+        return self.join.kind in averages or self.join.kind == MODULES
 
     def options(self, seed: int) -> dict[str, Any]:
         """The options of `braid compose`."""
-        layout: dict[str, Any] = {} if self.is_averaged else {"blocks": self.blocks, "start": self.start}
+        layout: dict[str, Any] = {} if self.keeps_models else {"blocks": self.blocks, "start": self.start}
         layout |= {} if self.layers is None else {"layers": self.layers}
         return {"join": encode(self.join), "seed": seed} | layout
 

@@ -15,6 +15,7 @@ from braidlm.core.models.presets import RecipeModel
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.order import orders
+from braidlm.edits.composing.path_models import MODULES
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.task_data import VARIABLE, find_data
 from braidlm.evals.tasks import TASKS
@@ -162,7 +163,7 @@ class Study:
             elif other not in self.steps:
                 if not hasattr(step, "of"):  # `of` may name a folder
                     yield f"{key}: there is no step '{other}'.{did_you_mean(other, self.steps)}"
-            elif isinstance(step, (ComposeStep, AverageStep)) and self._is_edited(other):
+            elif isinstance(step, (ComposeStep, AverageStep)) and step.join.kind != MODULES and self._is_edited(other):
                 yield f"{key}: '{other}' is edited, and what it becomes is not known before it is made"
 
     def _is_edited(self, name: str) -> bool:
@@ -262,8 +263,9 @@ class Study:
     def path_of_domains(self, name: str) -> dict[str, str] | None:
         """The path of an average or a composed model that was trained on each domain alone, where its name is another.
         None where a domain has no such path, or several."""
-        names = self.path_names(name) if isinstance(self.steps[name], (AverageStep, ComposeStep)) else []
-        found = {}
+        step = self.steps[name]
+        has_paths = isinstance(step, (AverageStep, ComposeStep)) and step.join.kind != MODULES
+        names, found = self.path_names(name) if has_paths else [], {}
         for domain in (one for one in self.domains if names and one not in names):
             own = [one for one in names if one in self.steps and self.domains_of(one) == [domain]]
             if len(own) != 1:

@@ -89,7 +89,7 @@ class TrainingConfig:
     own: {load_concentration: 0.001}."""
     freeze: list[Freezable] = field(default_factory=list)
     """Parts that keep their weights, beside the folder's own. `joins` includes projections and the last norm; `blocks`
-    is all between embedding and head, and `routers` those of experts, both but for what was inserted."""
+    is all between embedding and head, and `routers` those of experts, both but for `modules`, which were inserted."""
     train: Literal["all", "gates"] = "all"
     """What is trained: all that is not frozen, or the model's gates alone."""
     lora: LoraTrainingConfig | None = None

@@ -282,7 +282,7 @@ def refused(sources: Sequence[Path], tmp_path: Path, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"layers": 2}, "models that are averaged stay as they are: layers cannot be chosen"),
+        ({"layers": 2}, "with this join models stay as they are: layers cannot be chosen"),
         ({"blocks": 1, "start": "random"}, "blocks, start cannot be chosen"),
         ({"join": "averge"}, "unknown join 'averge'. Did you mean 'average'?"),
         ({"join": {"kind": "average", "per_token": True}}, "join: unknown key 'per_token'"),

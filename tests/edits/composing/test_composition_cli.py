@@ -27,7 +27,9 @@ def braid(capsys):
 
 def test_two_runs_become_a_model_that_trains(braid, runs, packed, tmp_path):
     out = tmp_path / "both"
-    code, said, errors = braid(*runs, "--out", out, "--join", "{kind: gumbel_v1, losses: {load_balance: 0.01}}")
+    code, said, errors = braid(
+        *runs, "--out", out, "--join", "{kind: gumbel_v1, losses: {load_balance: 0.01}}", "--verbose"
+    )
     assert (code, errors) == (0, "")
     assert said.splitlines()[0] == "Compose stories + maths: width 32, join gumbel_v1"
     assert "2      model.stages.2.layers.*.stack.*.attention.qkv.weight" in said

@@ -214,19 +214,29 @@ class Posterior:
         """How many tokens back the models are judged by; by default the whole text."""
 
 
+MODULES = "modules"
+"""The join of models that have one base: the modules that were inserted into each, side by side."""
+
+
+class InsertedModules:
+    """Nothing to choose: the modules are the models' own."""
+
+    Config = NoOptions
+
+
 class ComposingJoins(Registry):
-    """What `compose` takes for a join: the joins of parallel layers, and averages."""
+    """What `compose` takes for a join: the joins of parallel layers, averages, and modules side by side."""
 
     def __contains__(self, name: object) -> bool:
-        return name in averages or name in joins
+        return name in averages or name in joins or name == MODULES
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
             raise BraidError(f"unknown join '{name}'.{did_you_mean(name, list(self))}", todo=ADVICE)
-        return averages[name] if name in averages else joins[name]
+        return InsertedModules if name == MODULES else averages[name] if name in averages else joins[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted([*averages, *joins]))
+        return iter(sorted([*averages, *joins, MODULES]))
 
 
 composing_joins = ComposingJoins("join")
@@ -247,9 +257,9 @@ def averaged_ends(paths: Sequence[PathModel], join: Choice) -> dict[str, Any]:
 
 
 def check_no_layout(**options: object) -> None:
-    """Refuse options of a layout that averaging does not have."""
+    """Refuse options of a layout that averages and modules side by side do not have."""
     if given := [name for name, value in options.items() if value is not None]:
-        what = f"models that are averaged stay as they are: {', '.join(given)} cannot be chosen"
+        what = f"with this join models stay as they are: {', '.join(given)} cannot be chosen"
         raise BraidError(what, todo="Leave it out, or choose another join, such as shared_linear.")
 
 

@@ -1,7 +1,7 @@
 """Switches on an existing model, by name: active paths, modules that are switched off, and frozen parts."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
@@ -76,7 +76,7 @@ def _with_paths(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if hasattr(module, "use_paths"))
 
 
-Freezable = Literal["paths", "joins", "blocks", "routers", "embedding", "head"]
+Freezable = Literal["paths", "joins", "blocks", "modules", "routers", "embedding", "head"]
 FREEZABLE: tuple[str, ...] = get_args(Freezable)
 
 
@@ -85,17 +85,21 @@ def freeze(model: nn.Module, parts: Iterable[str]) -> None:
 
     `joins` includes projections and the last norm and, if attention and feed-forward are routed separately, their
     routers and norms; `blocks` is all that is between embedding and head, but for routers and for modules that were
-    inserted; `routers` are those among experts, but for their rows of inserted modules; `embedding` includes learned
-    positions. Paths that are averaged include their norms and their parts of the head.
+    inserted, which are `modules`; `routers` are those among experts, but for their rows of inserted modules unless
+    these are frozen too; `embedding` includes learned positions. Paths that are averaged include their norms and their
+    parts of the head.
     """
-    for part in parts:
+    frozen = frozenset(parts)
+    for part in sorted(frozen):
         if part not in FREEZABLE:
             raise BraidError(f"'{part}' cannot be frozen.{did_you_mean(part, FREEZABLE)}")
-        for frozen in _contents(model, part):
-            frozen.requires_grad_(False)
+        for content in _contents(model, part, frozen):
+            content.requires_grad_(False)
 
 
-def _contents(model: Any, part: str) -> Iterator[nn.Module | nn.Parameter]:
+def _contents(model: Any, part: str, frozen: frozenset[str]) -> Iterator[nn.Module | nn.Parameter]:
+    """What is frozen whole of a part, where all of these are; of banks and routers that are partly frozen, the rows
+    that training changes are set."""
     body = getattr(model, "model", model)
     split = [m for m in (*body.stages, body.norm, getattr(model, "head", None)) if hasattr(m, "paths_and_joins")]
     if part == "paths":
@@ -104,37 +108,45 @@ def _contents(model: Any, part: str) -> Iterator[nn.Module | nn.Parameter]:
         yield from (join for one in split for join in one.paths_and_joins()[1])
         yield from () if body.norm in split else (body.norm,)
     elif part == "blocks":
-        yield from _outside_routers(body.stages)
+        grown = {} if "modules" in frozen else dict(_grown_banks(body.stages))
+        for layer, router in grown.items():
+            _train_only(layer, slice(router.old, len(router.choices)))
+        yield from _outside_routers(body.stages, grown)
         yield body.norm
+    elif part == "modules" and "blocks" not in frozen:
+        for layer, router in _grown_banks(body.stages):
+            _train_only(layer, slice(0, router.old))
     elif part == "routers":
         for router in (module for module in model.modules() if isinstance(module, TopKRouter)):
-            if router.config.new:
-                _train_only(router.scores, _inserted(router))
-            yield from (inner for inner in router.children() if inner is not router.scores or not router.config.new)
+            partly = bool(router.config.new) and "modules" not in frozen
+            if partly:
+                _train_only(router.scores, slice(router.old, len(router.choices)))
+            yield from (inner for inner in router.children() if inner is not router.scores or not partly)
     elif part == "embedding":
         yield from (body.embedding, body.positions)
     elif hasattr(model, "head"):  # a classifier has no such head
         yield from model.head.paths_and_joins()[0] if model.head in split else (model.head,)
 
 
-def _outside_routers(module: nn.Module, inserted: slice | None = None) -> Iterator[nn.Parameter]:
-    """The parameters that are not a router's; of a bank into which modules were inserted, only theirs are trained."""
+def _grown_banks(module: nn.Module, router: TopKRouter | None = None) -> Iterator[tuple[nn.Module, TopKRouter]]:
+    """The layers with a row for each module of a router into which some were inserted, beside that router."""
     if isinstance(module, TopKRouter):
         return
-    router = getattr(module, "router", None)
-    if isinstance(router, TopKRouter) and router.config.new:
-        inserted = _inserted(router)
-    if inserted is not None and getattr(module, "stack", None) is not None:
-        _train_only(module, inserted)
-    else:
-        yield from module.parameters(recurse=False)
+    own = getattr(module, "router", None)
+    router = own if isinstance(own, TopKRouter) and own.config.new else router
+    if router is not None and getattr(module, "stack", None) is not None:
+        yield module, router
     for child in module.children():
-        yield from _outside_routers(child, inserted)
+        yield from _grown_banks(child, router)
 
 
-def _inserted(router: TopKRouter) -> slice:
-    """The rows of the modules that were inserted."""
-    return slice(router.old, len(router.choices))
+def _outside_routers(module: nn.Module, without: Container[nn.Module]) -> Iterator[nn.Parameter]:
+    """The parameters that are not a router's, and not of these layers."""
+    if isinstance(module, TopKRouter):
+        return
+    yield from () if module in without else module.parameters(recurse=False)
+    for child in module.children():
+        yield from _outside_routers(child, without)
 
 
 def _train_only(module: nn.Module, rows: slice) -> None:

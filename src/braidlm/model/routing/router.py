@@ -111,14 +111,14 @@ class TopKRouter(nn.Module):
             off_N = torch.tensor([name in self.inactive for name in self.choices], device=scores_BTN.device)
             inactive_N = off_N if inactive_N is None else off_N | inactive_N
             scores_BTN = scores_BTN.masked_fill(off_N, -torch.inf)
-        silent = all_scores[..., len(self.choices) :]
-        probabilities_BTN = _shares(scores_BTN, silent)
+        silent, active = all_scores[..., len(self.choices) :], self._active()
+        probabilities_BTN = _shares(scores_BTN, silent, active)
         self._check(probabilities_BTN, where or self.address)
         ranked_BTN = scores_BTN.detach()
         if self.training and self.config.noise:
             ranked_BTN = ranked_BTN + torch.randn_like(ranked_BTN) * self.config.noise
         if self.balance is not None:
-            ranked_BTN = _shares(ranked_BTN, silent.detach()) + self.balance
+            ranked_BTN = _shares(ranked_BTN, silent.detach(), active) + self.balance
             ranked_BTN = ranked_BTN if inactive_N is None else ranked_BTN.masked_fill(inactive_N, -torch.inf)
         chosen_BTK = self._choose(ranked_BTN, probabilities_BTN.detach())
         weights_BTK = probabilities_BTN.gather(-1, chosen_BTK)
@@ -128,6 +128,12 @@ class TopKRouter(nn.Module):
             weights_BTK = leave_out(weights_BTK, self.drop.probability)
         losses, rows = dict(self.config.losses), self.new_rows()
         return Routing(self.address, self.choices, probabilities_BTN, chosen_BTK, weights_BTK, losses, scores_BTN, rows)
+
+    def _active(self) -> list[int] | None:
+        """The numbers of the choices that are not switched off; None for all."""
+        if not self.inactive:
+            return None
+        return [number for number, name in enumerate(self.choices) if name not in self.inactive]
 
     def new_rows(self) -> Tensor | None:
         """The parameters of the new choices' scores."""
@@ -177,10 +183,15 @@ class TopKRouter(nn.Module):
             raise BraidError("the router's scores are not numbers", where or "router", todo)
 
 
-def _shares(scores_BTN: Tensor, silent: Tensor) -> Tensor:
-    """The softmax of the choices' scores and the silent ones; only the choices' shares [batch, time, choices]."""
-    together = torch.cat((scores_BTN, silent), dim=-1) if silent.shape[-1] else scores_BTN
-    return together.softmax(-1)[..., : scores_BTN.shape[-1]]
+def _shares(scores_BTN: Tensor, silent: Tensor, active: list[int] | None) -> Tensor:
+    """The softmax of the choices' scores and the silent ones; only the choices' shares [batch, time, choices]. Where
+    only some are active it is of these alone, bit for bit that of a router that has no others."""
+    own = scores_BTN if active is None else scores_BTN[..., active]
+    together = torch.cat((own, silent), dim=-1) if silent.shape[-1] else own
+    shares = together.softmax(-1)[..., : own.shape[-1]]
+    if active is None:
+        return shares
+    return torch.zeros_like(scores_BTN).index_copy(-1, torch.tensor(active, device=shares.device), shares)
 
 
 class RouterStack(nn.ModuleDict):
