@@ -127,6 +127,43 @@ def test_tasks_for_people(braid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "--data is for `braid list tasks`, not for parts" in braid("list", "parts", "--data", tmp_path).err
 
 
+ABSENT = {
+    "compose A B --out x": "A: there is no such folder",
+    "edit prune ./A --keep 0.5": "A: there is no such folder",
+    "eval A/B bits_per_byte": "A/B: there is no such folder",
+    "eval A bits_per_byte": "there is no model folder and no task 'A'",
+    "routes A": "A: there is no such folder",
+    "generate A text": "A: there is no such folder",
+    "generate --models A --prompts file": "A: there is no such folder",
+    "serve A": "A: there is no such folder",
+    "chat A": "A: there is no such folder",
+    "compare A B": "there is no recipe 'A'.",
+    "compare A B --text file": "A: there is no such folder",
+    "convert ./A --to gguf --out x": "A: there is no such folder",
+    "push A name": "A: there is no such folder",
+    "show A": "there is no recipe and no folder 'A'.",
+    "show tiny/llama A": "there is no recipe and no folder 'A'.",
+    "train A": "there is no recipe 'A'.",
+    "train A lr=1,2 --multirun": "there is no recipe 'A'.",
+    "train tiny/llama [": "Overrides are written key=value",
+    "prepare A --out x": "A: there is no such file, folder or corpus.",
+}
+"""Commands that name something that is not there, with what they say."""
+
+
+def test_verbs_look_before_they_import_torch(tmp_path: Path):
+    code = (
+        "import contextlib, io, sys, braidlm.cli.main as command\n"
+        f"for line, message in {ABSENT}.items():\n"
+        "    with contextlib.redirect_stderr(io.StringIO()) as said:\n"
+        "        assert command.main(line.split()) == 2, line\n"
+        "    assert message in said.getvalue(), (line, said.getvalue())\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules), f'{line} imports what it does not need'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_package_knows_its_verbs():
     code = (
         "import sys, braidlm\n"

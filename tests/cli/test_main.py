@@ -46,7 +46,7 @@ def test_train_takes_overrides_behind_options():
         ),
         (["train", "tiny/llama", "seed=2", "--devcie=cpu"], "there is no option '--devcie'. Did you mean '--device'?"),
         (
-            ["edit", "quantize", "runs/x", "--shceme", "int8"],
+            ["edit", "quantize", "recipes", "--shceme", "int8"],
             "braid edit quantize: there is no option '--shceme'. Did you",
         ),
         (["list", "parts", "width=3"], "braid list: error: unrecognized arguments: width=3"),
@@ -72,7 +72,7 @@ def test_the_nearest_verb_is_named(capsys, word: str, near: str):
 
 def test_the_nearest_kind_of_edit_is_named(capsys):
     with pytest.raises(SystemExit, match="2"):
-        command.main(["edit", "prun", "models/big"])
+        command.main(["edit", "prun", "recipes"])
     assert "braid edit: there is no kind 'prun'. Did you mean 'prune'?" in capsys.readouterr().err
 
 

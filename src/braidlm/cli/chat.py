@@ -11,6 +11,7 @@ from braidlm.cli.settings import add_sampling, add_switches, number, options_of
 from braidlm.core import console
 from braidlm.core.errors import BraidError, Terminated, did_you_mean
 from braidlm.model.config.ranges import Length
+from braidlm.opening.names import check_names
 
 if TYPE_CHECKING:
     from braidlm.serving.chat import Chat
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    check_names(args.model)
     from braidlm.serving.chat import chat
 
     asks = sys.stdin.isatty()

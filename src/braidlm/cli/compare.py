@@ -6,7 +6,9 @@ from pathlib import Path
 from braidlm.cli.settings import names_and_overrides, number
 from braidlm.core import console
 from braidlm.core.errors import BraidError
+from braidlm.core.recipes import find_recipe
 from braidlm.model.config.ranges import Count
+from braidlm.opening.names import check_names
 
 HELP = (
     "recipes on identical batches, models of any kind on one text, or runs: one table of cost and quality, and a page"
@@ -53,12 +55,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _measure(args: argparse.Namespace, names: list[str], overrides: list[str]) -> None:
-    from braidlm.core.report.rendering import show_report
-    from braidlm.studies.compare_models import NAME, compare_models, models_table
-
     if overrides or args.fresh:
         todo = "Leave out key=value and --fresh; without --text recipes are compared."
         raise BraidError("models are measured as they are", "--text", todo)
+    check_names(*names)
+    from braidlm.core.report.rendering import show_report
+    from braidlm.studies.compare_models import NAME, compare_models, models_table
+
     compared = compare_models(names, args.text, args.out, args.max_bytes, args.device)
     console.show_json(compared.facts())
     show_report(models_table(compared.models))
@@ -75,6 +78,8 @@ def _gather(args: argparse.Namespace, folders: list[str]) -> None:
 
 
 def _compare(args: argparse.Namespace, recipes: list[str], overrides: list[str]) -> None:
+    for recipe in recipes:
+        find_recipe(recipe)
     from braidlm.core.report.rendering import show_report
     from braidlm.studies.compare import PAGE, compare, comparison_table
 

@@ -6,7 +6,9 @@ from typing import Any
 from braidlm.cli.settings import number, options_of
 from braidlm.core import console
 from braidlm.core.errors import BraidError
+from braidlm.core.files import check_new_folder
 from braidlm.model.config.ranges import Layers, LayersOrZero, Seed
+from braidlm.opening.names import check_names
 
 HELP = "make one model of several that were trained apart: parallel paths with a join, or averaged probabilities"
 EPILOG = """examples:
@@ -48,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.out is not None or not args.dry_run:
+        check_new_folder(args.out)
+    check_names(*args.sources)
     from braidlm.edits.compose import compose
 
     folder = compose(**options_of(args) | {"join": read_join(args.join)})

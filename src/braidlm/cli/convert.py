@@ -1,9 +1,11 @@
 """`braid convert`: models from and to other formats."""
 
 import argparse
+from pathlib import Path
 
 from braidlm.cli.settings import options_of
 from braidlm.core import console
+from braidlm.opening.names import check_names
 
 HELP = (
     "convert a model from or to gpt2, llama, mistral, moduleformer or qwen2, from moep_lm or papaformer, to gguf, or "
@@ -40,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if not Path(args.source).is_file():  # of weights
+        check_names(args.source, bare=True)
     from braidlm.opening.convert import convert
 
     plan = convert(**options_of(args))

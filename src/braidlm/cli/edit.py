@@ -1,11 +1,13 @@
 """`braid edit`: a new model of one."""
 
 import argparse
+from collections.abc import Sequence
 
 from braidlm.cli.settings import add_settings, common_options, number, options_of
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Seed
+from braidlm.opening.names import check_names
 
 HELP = "make a new model of one: gate, select, insert, prune, share, factorize, quantize, sparsify, upcycle, withdraw"
 EPILOG = """examples:
@@ -21,6 +23,12 @@ EPILOG = """examples:
   braid edit withdraw models/average --paths maths --out models/rest
   braid edit upcycle runs/stories --experts 4 --top-k 2 --out models/sparse
 """
+
+
+def look(words: Sequence[str]) -> None:
+    """Refuse a model that is not there before the kinds of edits are imported, whose options follow it."""
+    if len(words) > 1 and not words[0].startswith("-") and not words[1].startswith("-"):
+        check_names(words[1], bare=True, any_folder=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

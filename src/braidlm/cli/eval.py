@@ -58,15 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    harness = [name for name in (args.harness or "").split(",") if name]
+    models, tasks = _models_and_tasks(args.words, bool(harness))
+    root, own = _data(args.data or [])
     from braidlm.core.report.rendering import show_report
     from braidlm.evals.babylm.predictions import write_babylm_results
     from braidlm.evals.evaluate import evaluate
     from braidlm.evals.evaluated_model import Settings
     from braidlm.evals.reports.dynamics import short_report
 
-    harness = [name for name in (args.harness or "").split(",") if name]
-    models, tasks = _models_and_tasks(args.words, bool(harness))
-    root, own = _data(args.data or [])
     _check_leaderboard(args, tasks)
     same = ("harness_tasks", "harness_shots", "out", "device", "dtype")
     options: dict[str, Any] = {name: getattr(args, name) for name in same}

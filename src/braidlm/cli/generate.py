@@ -9,6 +9,7 @@ from braidlm.cli.settings import add_sampling, add_switches, number, options_of
 from braidlm.core.console import say, show, show_json, write
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, CountOrZero, Layers, Length, Pauses, Probability
+from braidlm.opening.names import check_names
 
 HELP = "continue a text with a model, and show what may come next"
 EPILOG = """examples:
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> None:
         if args.file is None or args.models is None:
             missing = "--prompts FILE" if args.file is None else "--models MODEL ..."
             raise BraidError(f"a prompt study also needs {missing}", todo=forms)
+        check_names(*args.models)
         _study(args)
         return
     if args.model is None:
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> None:
         raise BraidError("there is no prompt", todo='Give one; "" lets the model begin by itself.')
     if args.out is not None:
         raise BraidError("--out writes the report of a prompt study", todo=forms)
+    check_names(args.model)
     _generate(args)
 
 

@@ -45,6 +45,27 @@ def _run(argv: list[str]) -> int:
             console.error([f"there is no verb '{verb}'.{near}", "`braid --help` says what each does."])
             return 2
         verb = None
+    try:
+        return _run_verb(verb, argv)
+    except BraidError as error:
+        if "--debug" in argv:
+            raise
+        console.error(error.lines())
+        return 2
+    except BrokenPipeError:  # the process that reads our output has ended
+        sys.stderr.close()
+        return 0
+    except OSError as error:  # a path that nobody looked at before it was used
+        if "--debug" in argv or error.filename is None:
+            raise
+        console.error(system_error(error, os.fsdecode(error.filename)).lines())
+        return 2
+
+
+def _run_verb(verb: str | None, argv: list[str]) -> int:
+    """Run a verb, which may look at its words before it knows all of its arguments; without one show the help."""
+    if verb is not None and (look := getattr(importlib.import_module(f"braidlm.cli.{verb}"), "look", None)):
+        look(argv[argv.index(verb) + 1 :])
     parser = make_parser(verb, arguments=verb is not None)
     args = _parse(parser, argv)
     if args.verb is None:
@@ -52,21 +73,8 @@ def _run(argv: list[str]) -> int:
         return 0
     console.set_quiet(args.quiet)
     console.set_verbose(args.verbose)
-    try:
-        with console.json_output(args.json):
-            args.run(args)
-    except BraidError as error:
-        if args.debug:
-            raise
-        console.error(error.lines())
-        return 2
-    except BrokenPipeError:  # the process that reads our output has ended
-        sys.stderr.close()
-    except OSError as error:  # a path that nobody looked at before it was used
-        if args.debug or error.filename is None:
-            raise
-        console.error(system_error(error, os.fsdecode(error.filename)).lines())
-        return 2
+    with console.json_output(args.json):
+        args.run(args)
     return 0
 
 

@@ -1,9 +1,11 @@
 """`braid push`: a model to the Hub."""
 
 import argparse
+from dataclasses import asdict
 
 from braidlm.cli.settings import options_of
 from braidlm.core.console import show_json
+from braidlm.opening.names import check_names
 
 HELP = "push a model to the Hugging Face Hub, with its card, licence and evaluation results"
 EPILOG = """examples:
@@ -33,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from dataclasses import asdict
-
+    check_names(args.model)
     from braidlm.serving.push import push
 
     show_json(asdict(push(**options_of(args))))

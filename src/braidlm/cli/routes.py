@@ -6,6 +6,7 @@ from braidlm.cli.settings import add_switches, number, options_of
 from braidlm.core.console import show, show_json
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, Probability
+from braidlm.opening.names import check_names
 
 HELP = "who goes where: which paths or experts tokens take in each layer; and what gates do"
 EPILOG = """examples:
@@ -35,11 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    pairs = {"data": _pairs(args.data, "--data"), "domains": _pairs(args.domains, "--domains")}
+    check_names(*args.models)
     from braidlm.core.report.rendering import show_report
     from braidlm.inspection.routes import routes
     from braidlm.inspection.routes_report import short_report
 
-    pairs = {"data": _pairs(args.data, "--data"), "domains": _pairs(args.domains, "--domains")}
     report = routes(**options_of(args) | pairs)
     show_json(report.facts())
     show_report(short_report(report))

@@ -7,6 +7,7 @@ from braidlm.cli.settings import number, options_of
 from braidlm.core.console import say, show, show_json
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, CountOrZero, Length, NonNegative, Positive, Rows
+from braidlm.opening.names import check_names
 
 HELP = "serve models: OpenAI's API for programs, and a page to look inside"
 EPILOG = """examples:
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    check_names(*args.models, any_folder=True)
     try:
         from braidlm.serving.api.safety import Limits
         from braidlm.serving.serve import Address, serve

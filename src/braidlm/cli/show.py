@@ -12,6 +12,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.report.rendering import show_report
 from braidlm.core.report.report import Report, Table, cell_text
 from braidlm.model.config.ranges import Count, Length
+from braidlm.opening.names import check_known
 
 HELP = "look at a recipe, a model, a run, a study or packed data, or compare several: cost, stages, lineage, problems"
 EPILOG = """examples:
@@ -67,13 +68,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from braidlm.studies.show import show
     from braidlm.training.machines import Machines
 
     others, overrides = names_and_overrides(args.overrides)
     told = given_settings(args, Machines)
     if told and args.gpus is None:
         raise BraidError("machines are told for a plan", todo="--gpus N plans a recipe's training on so many GPUs.")
+    for name in (args.x, *others):
+        check_known(name)
+    from braidlm.studies.show import show
+
     facts = show([args.x, *others], overrides, args.length, args.gpus, Machines(**told))
     show_json(facts)
     report = (_plan if "plan" in facts else REPORTS.get(facts["kind"], _model))(facts)

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from braidlm.core.errors import BraidError
+from braidlm.core.addresses import is_address
+from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.runs import (
     CHECKPOINTS,
     CONFIG,
@@ -30,6 +31,7 @@ from braidlm.core.models.runs import (
     read_metrics,
 )
 from braidlm.core.reading import existing_folder, given_path
+from braidlm.core.recipes import find_recipe, list_recipes
 
 StrPath = str | Path
 Names = StrPath | Sequence[StrPath] | Mapping[str, StrPath]
@@ -40,6 +42,38 @@ DOWNLOADED = [*MODEL_CONFIGS, "*.safetensors", "*.safetensors.index.json", *TOKE
 MULTIPLIERS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 _SEED = re.compile(r"seed-(\d+)")
 _ON_THE_WAY = re.compile(r".+-(composed|\d+-[a-z]+)")
+
+
+def check_names(*names: StrPath, bare: bool = False, any_folder: bool = False) -> None:
+    """Refuse a name that stands for nothing: verbs look first, since what opens a model takes seconds to import."""
+    for name in names:
+        if not is_hub_name(name, bare):
+            find_sources(name, any_folder)
+
+
+def check_known(name: StrPath) -> None:
+    """Refuse a name of no recipe, no folder and no address; what begins with a folder that exists was meant as one."""
+    if is_address(name) or is_folder(name):
+        return
+    text = str(name)
+    try:
+        find_recipe(text)
+    except BraidError as error:
+        if Path(text).suffix in (".yaml", ".yml") or os.path.lexists(given_path(text)):
+            raise
+        if len(Path(text).parts) > 1 and Path(text).parent.is_dir():
+            find_sources(text)  # an error that suggests the nearest name
+        hint = did_you_mean(text, [known for known, _ in list_recipes()])
+        todo = "`braid list recipes` shows the recipes that come with Braid; a recipe of your own is FILE.yaml."
+        raise BraidError(f"there is no recipe and no folder '{text}'.{hint}", todo=todo) from error
+
+
+def is_folder(name: StrPath) -> bool:
+    """Whether it names something on this disk, such as one model of a study, and not a recipe."""
+    try:
+        return given_path(name).is_dir() or bool(find_sources(name))
+    except BraidError:
+        return False
 
 
 def find_model(name: StrPath) -> Path:

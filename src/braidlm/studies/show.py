@@ -3,7 +3,6 @@
 Of a study it says how many words, epochs and checkpoints each training takes, and about how long it lasts.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +12,12 @@ import torch
 
 from braidlm.core.addresses import is_address
 from braidlm.core.devices import check_memory, choose_device
-from braidlm.core.errors import BraidError, collecting, did_you_mean, errors_at
+from braidlm.core.errors import BraidError, collecting, errors_at
 from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.presets import is_preset, read_model
 from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
-from braidlm.core.reading import given_path
-from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes
+from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.packing.packed_data import is_packed, read_manifest
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
@@ -29,7 +27,7 @@ from braidlm.model.config.braid_config import Architecture, BraidConfig
 from braidlm.model.config.strict import encode
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder, decoder_facts, decoder_notes
-from braidlm.opening.names import find_sources
+from braidlm.opening.names import check_known, find_sources, is_folder
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import OpenedModel
 from braidlm.studies.decoding import decode_study, errors_of, is_study, study_models
@@ -139,11 +137,11 @@ def show(
         )
         return facts | {"plan": plan, "expected_seconds": None}
     if not isinstance(x, (str, Path)):
-        recipes = [one for one in x if not _is_folder(one)]
+        recipes = [one for one in x if not is_folder(one)]
         return _comparison([show(one, overrides if one in recipes or not recipes else None, length) for one in x])
     name = str(x)
-    if not _is_folder(x) and not is_address(x):
-        _check_recipe(name)
+    if not is_folder(x) and not is_address(x):
+        check_known(name)
         data = compose_recipe(name, overrides)
         return study_facts(name, data, length) if is_study(data) else recipe_facts(name, data, length)
     if overrides:
@@ -157,28 +155,6 @@ def show(
             for one in find_sources(x)
         ]
     )
-
-
-def _check_recipe(name: str) -> None:
-    """Refuse a name of nothing; what begins with a folder that exists was meant as one."""
-    try:
-        find_recipe(name)
-    except BraidError as error:
-        if Path(name).suffix in (".yaml", ".yml") or os.path.lexists(given_path(name)):
-            raise
-        if len(Path(name).parts) > 1 and Path(name).parent.is_dir():
-            find_sources(name)  # an error that suggests the nearest name
-        hint = did_you_mean(name, [known for known, _ in list_recipes()])
-        todo = "`braid list recipes` shows the recipes that come with Braid; a recipe of your own is FILE.yaml."
-        raise BraidError(f"there is no recipe and no folder '{name}'.{hint}", todo=todo) from error
-
-
-def _is_folder(x: str | Path) -> bool:
-    """Whether it names something on this disk, such as one model of a study, and not a recipe."""
-    try:
-        return given_path(x).is_dir() or bool(find_sources(x))
-    except BraidError:
-        return False
 
 
 def _comparison(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
