@@ -61,4 +61,4 @@ def test_routes_shows_what_is_left(folder: Path) -> None:
         assert (layer.inactive, layer.active) == (("german_1", "german_2"), NAMES[:2])
         assert tally.load == {"old_1": 0.5, "old_2": 0.5, "german_1": 0.0, "german_2": 0.0}
     assert found.findings == []  # every token takes both that are left
-    assert "stages.0.layers.0.feed.router: without german_1, german_2" in found.notes
+    assert "layer 1 feed: without german_1, german_2" in found.notes

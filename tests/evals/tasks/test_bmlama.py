@@ -82,5 +82,5 @@ def test_other_files_are_refused(folder: Path) -> None:
     (folder / "fr.tsv").write_text("a\tb\n")
     with pytest.raises(BraidError, match="there is no column 'Prompt'"):
         TASKS["bmlama17"]().open(folder)
-    with pytest.raises(BraidError, match=r"there are no \.tsv files here"):
+    with pytest.raises(BraidError, match=r"nowhere: this file does not exist"):
         TASKS["bmlama17"]().open(folder.parent / "nowhere")
