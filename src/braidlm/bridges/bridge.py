@@ -307,7 +307,8 @@ class Export:
             self.zeros = {n: s for n, s in self.target.shapes.items() if n.endswith(".bias") and n not in shapes}
         if problems := compare_shapes(self.target.shapes, shapes | self.zeros):
             raise BraidError(f"the tensors do not fit {bridge.title}:{bullet_list(problems)}", str(folder))
-        notes = bridge.export_notes(info) + info.copied_weights()
+        copied = any(mapping.braid in info.model.tied for mapping in self.mappings)
+        notes = bridge.export_notes(info) + (info.copied_weights() if copied else [])
         if quantised:
             notes.append("quantised matrices become the weights that they stand for (the function does not change)")
         if self.zeros:

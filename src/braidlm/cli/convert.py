@@ -8,13 +8,14 @@ from braidlm.core import console
 from braidlm.opening.names import check_names
 
 HELP = (
-    "convert a model from or to gpt2, llama, mistral, moduleformer or qwen2, from moep_lm or papaformer, to gguf, or "
-    "adapters of a decoder to one folder of transformers"
+    "convert a model from or to gpt2, llama, mistral, moduleformer or qwen2, from moep_lm or papaformer, to gguf or "
+    "onnx, or adapters of a decoder to one folder of transformers"
 )
 EPILOG = """examples:
   braid convert openai-community/gpt2 --from gpt2 --out models/gpt2
   braid convert runs/mine --to llama --out mine-llama --dry-run
   braid convert runs/mine --to gguf --dtype q8_0 --out mine.gguf
+  braid convert runs/mine --to onnx --out mine-onnx
   braid convert runs/gates --to transformers --out whole
 """
 
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "read SOURCE as gpt2, llama, moep_lm or papaformer and write a Braid model folder"
     direction.add_argument("--from", dest="from_", metavar="FORMAT", help=about)
     about = (
-        "write the Braid model SOURCE as gpt2, llama or gguf; transformers writes gates or LoRA of a decoder and their "
-        "base as one folder"
+        "write the Braid model SOURCE as gpt2, llama, gguf or onnx; transformers writes gates or LoRA of a decoder and "
+        "their base as one folder"
     )
     direction.add_argument("--to", metavar="FORMAT", help=about)
     add("--config", metavar="FILE", help="with papaformer: a JSON file of its options, such as the number of heads")

@@ -13,6 +13,7 @@ from ..config.ranges import Length, Positive, Range
 from ..config.registry import Choice, NoOptions, Registry
 from ..config.strict import PartOf
 from ..errors import BraidError
+from ..exporting import is_exporting
 
 rope_scalings = Registry("rope scaling", third_party=True)
 
@@ -127,9 +128,10 @@ class Rotation:
     swap: Callable[[Tensor], Tensor]
 
     def __call__(self, heads_BTNH: Tensor) -> Tensor:
-        if len(self.cos) == 1:
+        rows = self.cos.shape[0]
+        if not is_exporting() and rows == 1:
             return torch.addcmul(heads_BTNH * self.cos, self.swap(heads_BTNH), self.sin)
-        grouped = heads_BTNH.unflatten(0, (-1, len(self.cos)))  # the members of a stack are concatenated in the batch
+        grouped = heads_BTNH.unflatten(0, (-1, rows))  # the members of a stack are concatenated in the batch
         return torch.addcmul(grouped * self.cos, self.swap(grouped), self.sin).flatten(0, 1)
 
     def at(self, index_BK: Tensor) -> "Rotation":
