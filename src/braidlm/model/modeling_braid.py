@@ -188,10 +188,10 @@ class BraidModel(BraidPreTrainedModel):
         window, stand in place of those that follow from `attention_mask` and `cache`. Another library's attention gets
         what is `passed_on`, and knows by itself where the texts of a row without any of these begin."""
         time, device, dtype = hidden.shape[1], hidden.device, compute_dtype(hidden)
-        # transformers' static caches return entries that are not filled yet.
         if getattr(cache, "is_compileable", False):
             todo = "Leave out cache_implementation; `braid generate` has a fixed cache of its own."
-            raise BraidError("Braid models do not support transformers' static caches", todo=todo)
+            what = "Braid models do not support transformers' static caches: they show entries that are not filled yet"
+            raise BraidError(what, todo=todo)
         if getattr(cache, "layers", None):
             # A head that reads the text keeps what it found behind the attentions, also of a pass that ends early.
             last = None if self.head_slots else self.exit_layer

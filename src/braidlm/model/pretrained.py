@@ -13,6 +13,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 
+from .attention.backend import check_implementation
 from .config.braid_config import BraidConfig
 from .initialisation import Initialisation, ModelShape, initialisations
 from .paths.switches import freeze, switch_off_modules
@@ -71,6 +72,11 @@ class BraidPreTrainedModel(PreTrainedModel):
     def _can_set_attn_implementation(cls) -> bool:
         """Yes: transformers guesses from the source text, and would ignore `set_attn_implementation`."""
         return True
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+        """Refuse in our words what transformers would refuse as not supported yet."""
+        check_implementation(attn_implementation)
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     @cached_property
     def _initialise(self) -> Initialisation:

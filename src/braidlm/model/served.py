@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .attention.attention import Softmax
-from .attention.backend import PLAIN, common_shape, layer_windows, make_layers
+from .attention.backend import PLAIN, check_implementation, common_shape, layer_windows, make_layers
 from .compression import untrainable
 from .config.braid_config import Architecture, ServedAttention
 from .errors import BraidError
@@ -36,6 +36,7 @@ def describe(model: Any) -> None:
 
 def prepare(model: Any) -> None:
     """Give a model without its head the layers of another library, and say how processes divide its products."""
+    check_implementation(model.config._attn_implementation)
     if (problem := next(unserved(model), None)) is not None:
         todo = "Serve it with `braid serve`, which runs every model folder."
         name = model.config._attn_implementation

@@ -22,6 +22,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import fill
 from braidlm.core.models.logits import Probe, check_promise
 from braidlm.model.compression import untrainable
+from braidlm.model.heads.bytes.decoder import ByteHead
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
 
@@ -160,6 +161,8 @@ class OnnxBridge(ExportingBridge):
 
     def export_problems(self, info: ModelInfo) -> list[str]:
         problems = [f"matrices are rounded with their inputs ({k})" for k in untrainable(info.architecture.compression)]
+        if isinstance(info.model.head, ByteHead):
+            problems.append(f"the head is '{info.architecture.head.kind}', which onnxruntime computes otherwise")
         return problems if info.model.model.attentions else [*problems, "it has no attention, and so no cache"]
 
     def checked_mappings(self, info: ModelInfo) -> list[TensorMapping]:

@@ -13,9 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..errors import BraidError
+
 PLAIN = (None, "eager", "sdpa")  # the implementations of attention that are our own code
+REFUSED = {
+    "flash": "FlashAttention takes masks of padding alone, and Braid's parts make others",
+    "flex": "FlexAttention takes masks as blocks, and Braid's parts make whole ones",
+}
+"""What the names of refused implementations contain, and why they are."""
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The sizes of heads that vLLM's kernels have, on a CPU too; smaller heads are filled up with zeros."""
+
+
+def check_implementation(name: str | None) -> None:
+    """Refuse an implementation of attention that would not see Braid's masks."""
+    for part, why in REFUSED.items():
+        if part in (name or ""):
+            todo = "Use 'sdpa', which is fused too and the default, or 'eager'."
+            raise BraidError(f"attention by '{name}' is refused: {why}", todo=todo)
 
 
 class LayerShape(NamedTuple):
