@@ -26,7 +26,7 @@ from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import is_trained_from, run_study
 from braidlm.studies.show import show
-from braidlm.studies.tables import inactive_paths, quality, training_time
+from braidlm.studies.tables import inactive_paths, quality, tables, training_time
 from braidlm.training.train import train
 from tests.report_pages import charts_of
 from tests.studies.toy_study import DENSE, PATH_MODEL, PATHS, WHOLE_MODEL, composed, path, toy_study
@@ -176,6 +176,12 @@ def test_tables(toy_results: StudyResults) -> None:
     assert times["dense"][1] == "–"
     assert times["linear, paths in parallel"][3]
     assert [row[1] for row in inactive_paths(toy_results).rows if row[0] == "linear"] == ["none", "stories", "maths"]
+
+
+def test_a_number_stands_in_one_table(toy_results: StudyResults) -> None:
+    of_models = [table for table in tables(toy_results) if table.name != "tables/silent-paths"]
+    columns = [column for table in of_models for column in table.columns if column not in ("model", "")]
+    assert len(columns) == len(set(columns)) > 8
 
 
 def test_files(toy_results: StudyResults) -> None:

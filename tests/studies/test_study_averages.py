@@ -18,7 +18,7 @@ from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import study_facts
-from braidlm.studies.tables import cost, summary, tables
+from braidlm.studies.tables import cost, quality, tables
 from tests.studies.toy_study import PATH_MODEL, composed, path, toy_study
 
 SHORT: dict[str, Any] = {"budget": "2 steps"}
@@ -89,7 +89,7 @@ def test_an_average_costs_what_its_members_cost(results: StudyResults) -> None:
     assert average.parameters == sum(model.parameters for model in members)
     assert average.words == sum(model.words for model in members)
     assert average.wall_seconds == pytest.approx(sum(model.wall_seconds for model in members))
-    speeds = {row[0]: row[4] for row in cost(results).rows}
+    speeds = {row[0]: row[cost(results).columns.index("tokens/s")] for row in cost(results).rows}
     assert speeds["by_seed"] == "–", "nothing was trained at the members' speed together"
     assert speeds["dense"] != "–"
 
@@ -106,8 +106,8 @@ def test_a_distilled_model_has_a_members_size(results: StudyResults) -> None:
 
 
 def test_both_halves_are_in_one_table(results: StudyResults) -> None:
-    table = summary(results)
-    assert [*table.columns[6:8]] == ["bits per byte, choose half", "bits per byte, report half"]
+    table = quality(results)
+    assert table.columns == ["model", "", "seeds", *results.domains, "choose half", "report half"]
     assert [row[:3] for row in table.rows] == [
         ["dense", "from scratch", "2"],
         ["of_stories", "from scratch", "2"],
@@ -121,8 +121,8 @@ def test_both_halves_are_in_one_table(results: StudyResults) -> None:
         assert model.bits != model.halves["report"]
         if model.curve and set(model.curve[-1].bits) == set(model.bits):
             assert model.curve[-1].bits == pytest.approx(model.bits, abs=1e-5)
-    assert tables(results)[0].name == "tables/models"
-    assert (results.study.folder / "tables/models.csv").is_file()
+    assert tables(results)[0].name == "tables/bits-per-byte"
+    assert (results.study.folder / "tables/bits-per-byte.csv").is_file()
 
 
 def test_nothing_is_made_twice_but_what_changed(results: StudyResults) -> None:

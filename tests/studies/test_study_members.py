@@ -21,7 +21,7 @@ from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import study_facts
-from braidlm.studies.tables import summary, training_time
+from braidlm.studies.tables import cost, training_time
 from braidlm.training.features.distill.teachers import TEACHER
 from tests.studies.toy_study import PATH_MODEL, composed, path, toy_study
 
@@ -126,9 +126,9 @@ def test_what_was_trained_before_is_counted_once(results: StudyResults) -> None:
     assert [model.name for model in results.before(results.of("of_paths")[0])] == ["stories", "maths"]
     assert results.before(before[0]) == []
     assert results.before(before[1]) == results.before(results.of("judged")[0]) == before[:1]
-    row = next(row for row in summary(results).rows if row[0] == "together")
-    words = sum(model.words for model in before)
-    assert row[summary(results).columns.index("words")] == f"{console.count(words)} + {console.count(mixture.words)}"
+    row = next(row for row in cost(results).rows if row[0] == "together")
+    words, own = sum(getattr(model, results.unit) for model in before), getattr(mixture, results.unit)
+    assert row[cost(results).columns.index(results.unit)] == f"{console.count(words)} + {console.count(own)}"
     stages = {row[0]: row[1:] for row in training_time(results).rows}
     assert stages["together"][0].count("+") == 2
     assert stages["of_paths"][0].count("+") == 1

@@ -11,7 +11,7 @@ from braidlm.studies.decoding import decode_study
 from braidlm.studies.report import study
 from braidlm.studies.running import run_study
 from braidlm.studies.study import TasksConfig
-from braidlm.studies.tables import babylm, tables
+from braidlm.studies.tables import babylm, tables, task_scores
 from tests.studies.study_results import made_up_results, model
 from tests.studies.toy_study import DENSE, toy_study
 
@@ -30,8 +30,21 @@ def test_every_model_is_scored(tmp_path: Path) -> None:
     (model,) = study(made, device="cpu").models
     assert 0 < model.tasks["bits_per_byte"] < 20
     table = (tmp_path / "out" / "tables" / "tasks.md").read_text()
-    assert f"| dense | {model.tasks['bits_per_byte']:.2f} |" in table
+    assert f"| dense | {model.tasks['bits_per_byte']:.2f} | – |" in table, "one document tells no error"
     assert list((tmp_path / "out" / "tasks").iterdir()), "results are cached"
+
+
+def test_scores_stand_with_the_error_of_their_items_and_chance() -> None:
+    results = made_up_results({"stories": 0.5, "maths": 0.4}, {}, {"stories": 0.5, "maths": 0.4})
+    results.models = [
+        model("dense", "whole", 0.5, 0.4, seed=seed, tasks={"blimp": 70.0 + seed, "reading": 1.0}, task_errors=error)
+        for seed, error in ((1, {"blimp": 0.3}), (2, {"blimp": 0.5}))
+    ]
+    results.chance = {"blimp": 50.0}
+    table = task_scores(results)
+    assert table.columns == ["model", "blimp", "blimp, standard error", "reading", "reading, standard error"]
+    assert table.rows[0] == ["dense", "71.50 ± 0.71", "0.40", "1.00 ± 0.00", "–"]
+    assert table.rows[1] == ["by chance", "50.00", "–", "–", "–"]
 
 
 def test_an_unknown_task_is_told(tmp_path: Path) -> None:

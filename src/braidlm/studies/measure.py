@@ -48,6 +48,10 @@ def measure(
         )
         for scored, model in zip(evaluation.models, results.models, strict=True):
             model.tasks = {name: result.score for name, result in scored.tasks.items()}
+            errors = {name: result.standard_error for name, result in scored.tasks.items()}
+            model.task_errors = {name: error for name, error in errors.items() if error is not None}
+            chances = {name: result.chance for name, result in scored.tasks.items()}
+            results.chance = {name: chance for name, chance in chances.items() if chance is not None}
             model.babylm = evaluation.averages.get(scored.name, {}).get("columns", {})
     return results
 

@@ -18,12 +18,11 @@ from braidlm.studies.measure import ROUTES, measure, study_routes
 from braidlm.studies.results import Bits, ModelResult, StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Role, Study
-from braidlm.studies.tables import tables
+from braidlm.studies.tables import learning, tables
 
-AVERAGES = (
-    "An average costs what its members cost: FLOPs, words and time are theirs together, and they can be trained at the "
-    "same time. The time of a composed model is also its paths'. A distilled model has its own, and its average comes "
-    "before it."
+BEFORE = (
+    "What was seen is told apart: by the models that a model is made of, and by itself. Times are its own. An average "
+    "costs what its members cost: FLOPs and time are theirs together, and they can be trained at the same time."
 )
 ROUTES_LINK = {"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}.html"}
 LOWER_LEFT = "Nearer to the lower left is better on both."
@@ -69,23 +68,24 @@ def study_report(results: StudyResults, routed: RoutingReport | None) -> Report:
     bits = {name: [mean(m.bits.values()) for m in results.of(name)] for name in names}
     on = f"bits per byte on held-out {listed(results.domains)}"
     report.verdict = ranking(bits, "models", on if len(results.domains) == 1 else f"mean {on}")
-    curves_after = "bits-per-byte" if results.names("path") else "learning"
     seeds = len(results.study.seeds)
     means = "" if seeds == 1 else f" Means of {seeds} seeds."
     for table in tables(results):
         report.heading(table.title).table(table)
         name = table.name.removeprefix("tables/")
-        if name == curves_after:
+        if name == "bits-per-byte":
             for domain in results.domains:
                 if (chart := learning_chart(results, domain)) is not None:
                     seed = results.study.seeds[0]
                     report.chart(chart, f"Held-out {domain} during the training (seed {seed}).", domain)
         if name == "bits-per-byte" and joins_models_of_two_domains(results):
             report.chart(plane_chart(results), f"{LOWER_LEFT}{means}", "-".join(results.domains))
-        if name == "models" and results.names("average"):
-            report.text(AVERAGES)
+        if name == "cost" and any(map(results.before, results.models)):
+            report.text(BEFORE)
         if name == "variants":
             _add_variants(report, results, means)
+    if results.names("whole") and any(len(model.curve) > 1 for model in results.models):
+        report.tables.append(learning(results))
     if routed is not None:
         add_routes(report.heading("Who goes where"), routed, "Held-out documents of each domain.")
     report.heading("The study")

@@ -19,7 +19,8 @@ FAILURES = "failures"
 """The folder, in that of a sweep, of the runs that failed: they may have no folder of their own."""
 STUDY_FACTS = (
     *("name", "kind", "seed", "folder", "run_folder", "parameters", "active_parameters", "flops_per_token", "tokens"),
-    *("words", "seconds", "wall_seconds", "bits", "curve", "silenced", "trainable", "tasks", "babylm", "halves"),
+    *("words", "seconds", "wall_seconds", "bits", "curve", "silenced", "trainable", "tasks", "task_errors", "babylm"),
+    "halves",
 )
 """What the results of a study have of each model."""
 RUN_FACTS = (
@@ -91,6 +92,8 @@ class ModelResult:
     silenced: dict[str, Bits] = field(default_factory=dict)
     """The bits per byte of a composed model when one path is inactive, by that path."""
     tasks: dict[str, float] = field(default_factory=dict)
+    task_errors: dict[str, float] = field(default_factory=dict)
+    """The standard errors of these scores, from their items, where they are known."""
     babylm: dict[str, float] = field(default_factory=dict)
     """Where BabyLM's tasks are among them, scores by the columns of the MoEP paper's Table 1."""
     hardware: str | None = None
@@ -216,6 +219,8 @@ class StudyResults:
 
     study: Study
     models: list[ModelResult]
+    chance: dict[str, float] = field(default_factory=dict)
+    """The score of guessing, by task, where it is known."""
 
     def __post_init__(self) -> None:
         self.domains = list(self.study.domains)
@@ -233,7 +238,7 @@ class StudyResults:
     def as_dict(self) -> dict[str, Any]:
         """Facts for programs."""
         models = [model.facts() for model in self.models]
-        return {"study": self.study.name, "seeds": self.study.seeds, "models": models}
+        return {"study": self.study.name, "seeds": self.study.seeds, "chance": self.chance, "models": models}
 
     def before(self, model: ModelResult) -> list[ModelResult]:
         """The models whose training a model stands on beside its own: what it is made of or was trained on from. The

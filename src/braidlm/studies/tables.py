@@ -11,7 +11,7 @@ from braidlm.core.differences import Differences, shown
 from braidlm.core.report.report import Report, Table
 from braidlm.core.report.verdicts import spread
 from braidlm.evals.babylm.averages import published_rows
-from braidlm.studies.results import ModelResult, StudyResults
+from braidlm.studies.results import Bits, ModelResult, StudyResults
 from braidlm.studies.steps import EditStep
 from braidlm.studies.study import Role
 
@@ -67,64 +67,41 @@ def add_recipes(report: Report, recipes: Mapping[str, dict[str, Any]]) -> None:
 
 
 def tables(results: StudyResults) -> list[Table]:
-    """Every table that is not empty for this study."""
-    paths, composed, scratch = (results.names(kind) for kind in ("path", "composed", "whole"))
+    """Every table that is not empty for this study; a number stands in one of them."""
+    composed = results.names("composed")
     shown: dict[Callable[[StudyResults], Table], Any] = {
-        summary: results.names("average") or results.study.validation.half is not None,
+        quality: True,
         variants: results.names("variant"),
-        quality: paths or composed or scratch,
-        learning: scratch and not paths and any(len(model.curve) > 1 for model in results.models),
         task_scores: results.study.tasks is not None,
         babylm: any(model.babylm for model in results.models),
         cost: True,
-        training_time: paths,
+        training_time: composed,
         inactive_paths: composed,
     }
     return [table(results) for table, is_shown in shown.items() if is_shown]
 
 
-def summary(results: StudyResults) -> Table:
-    """Every model with what it costs and what it reaches, on both halves of the held-out text where there are two."""
-    halves, tasks = list(results.models[0].halves), list(results.models[0].tasks)
-    rows = []
+def quality(results: StudyResults) -> Table:
+    """How well each model predicts each domain, and both halves of the held-out text where there are two."""
+    rows, half = [], results.study.validation.half
     for name in results.names():
         models = results.of(name)
-        first, trainings = models[0], [[*results.before(m), m] for m in models]
-        took = mean(sum(one.seconds for one in each) for each in trainings)
-        wall = mean(sum(one.wall_seconds for one in each) for each in trainings)
-        words = [sum(m.words for m in each) for each in (results.before(first), [first]) if each]
-        bits = [[m.halves[half] for m in models] for half in halves] or [[m.bits for m in models]]
-        rows.append(
-            [
-                *(name, kind_label(first.kind), str(len(models))),
-                *(*cells(vars(first), ["parameters", "FLOPs per token"]), " + ".join(map(count, words))),
-                *(spread([mean(each.values()) for each in half], digits=4) for half in bits),
-                *(spread([m.tasks[task] for m in models], digits=2) for task in tasks),
-                *(duration(took) if first.words else None, duration(wall)),
-            ]
-        )
-    scores = [f"bits per byte, {half} half" for half in halves] or ["bits per byte"]
-    costs = ["parameters", "FLOPs per token", "words"]
-    columns = ["model", "", "seeds", *costs, *scores, *tasks, "training", "wall clock"]
-    return _table("models", "Every model: what it costs and what it reaches", columns, rows, results)
-
-
-def quality(results: StudyResults) -> Table:
-    """How well each model predicts each domain."""
-    rows, several = [], len(results.domains) > 1
-    kinds: tuple[Role, ...] = ("path", "composed", "whole", "average", "distilled")
-    for kind in kinds:
-        for name in results.names(kind):
-            models = results.of(name, kind)
-            scores = _bits(results, models)
-            if several:
-                scores.append(spread([mean(m.bits.values()) for m in models]))
-            tokens = [sum(m.tokens for m in each) for each in (results.before(models[0]), [models[0]]) if each]
-            size = f"{models[0].parameters:,}"
-            rows.append([name, kind_label(kind), size, " + ".join(map(count, tokens)), *scores])
-    columns = ["model", "", "parameters", "tokens", *results.domains, *["mean"] * several]
-    text = "held-out text" if (half := results.study.validation.half) is None else f"the {half} half of held-out text"
+        each = [_scores(model, results.domains) for model in models]
+        means = (spread([scores[column] for scores in each], digits=4) for column in each[0])
+        rows.append([name, kind_label(models[0].kind), str(len(models)), *means])
+    columns = ["model", "", "seeds", *_scores(results.models[0], results.domains)]
+    text = (
+        "held-out text" if half is None or len(results.domains) == 1 else f"held-out text, of domains the {half} half"
+    )
     return _table("bits-per-byte", f"Bits per byte on {text} (lower is better)", columns, rows, results)
+
+
+def _scores(model: ModelResult, domains: Sequence[str]) -> Bits:
+    """Each domain, then the mean over them of each half, or of all; a number once where there is one domain."""
+    halves = {f"{half} half": mean(bits.values()) for half, bits in model.halves.items()}
+    if len(domains) == 1:
+        return halves or model.bits
+    return {domain: model.bits[domain] for domain in domains} | (halves or {"mean": mean(model.bits.values())})
 
 
 def variants(results: StudyResults) -> Table:
@@ -133,26 +110,34 @@ def variants(results: StudyResults) -> Table:
     bases = list(dict.fromkeys(results.base_of(m).name for m in results.models if m.kind == "variant"))
     for name in [*bases, *results.names("variant")]:
         models = results.of(name)
-        first, is_variant, scores = models[0], models[0].kind == "variant", []
-        for domain, bits in zip(results.domains, _bits(results, models), strict=True):
-            changes = [m.bits[domain] - results.base_of(m).bits[domain] for m in models] if is_variant else []
-            scores += [bits, spread(changes, sign="+") if changes else None]
-        trainable = f"{first.trainable:,}" if first.trainable else None
-        took = duration(mean(m.seconds for m in models)) if first.tokens else None
-        how = _how(results, name) if is_variant else "base"
-        rows.append([name, how, *scores, f"{first.parameters:,}", trainable, took])
-    domains = [column for domain in results.domains for column in (domain, f"{domain}, change")]
-    columns = ["model", "made by", *domains, "parameters", "trainable", "training"]
-    title = "Bits per byte of the variants, and the change against the base"
-    return _table("variants", title, columns, rows, results)
+        how: str = "base"
+        scores: list[str | None] = [None] * len(results.domains)
+        if models[0].kind == "variant":
+            how = _how(results, name)
+            changes = ([m.bits[d] - results.base_of(m).bits[d] for m in models] for d in results.domains)
+            scores = [spread(each, sign="+") for each in changes]
+        trainable = models[0].trainable
+        rows.append([name, how, *scores, f"{trainable:,}" if trainable else None])
+    columns = ["model", "made by", *(f"{domain}, change" for domain in results.domains), "trainable"]
+    return _table("variants", "What edits and further training changed, in bits per byte", columns, rows)
 
 
 def task_scores(results: StudyResults) -> Table:
-    """Every model on the study's tasks."""
-    rows, tasks = [], list(results.models[0].tasks)
+    """Every model on the study's tasks: over the seeds, then the error that one score has from its items."""
+    tasks = list(results.models[0].tasks)
+    rows: list[list[str | None]] = []
     for name in results.names():
-        rows.append([name, *(spread([m.tasks[task] for m in results.of(name)], digits=2) for task in tasks)])
-    return _table("tasks", "Scores on tasks", ["model", *tasks], rows)
+        rows.append([name])
+        for task in tasks:
+            models = results.of(name)
+            errors = [m.task_errors[task] for m in models if task in m.task_errors]
+            rows[-1] += [spread([m.tasks[task] for m in models], digits=2), f"{mean(errors):.2f}" if errors else None]
+    if results.chance:
+        chances = [results.chance.get(task) for task in tasks]
+        cells = ((None if chance is None else f"{chance:.2f}", None) for chance in chances)
+        rows.append(["by chance", *(cell for pair in cells for cell in pair)])
+    columns = [column for task in tasks for column in (task, f"{task}, standard error")]
+    return _table("tasks", "Scores on tasks", ["model", *columns], rows)
 
 
 def babylm(results: StudyResults) -> Table:
@@ -185,7 +170,8 @@ def _how(results: StudyResults, name: str) -> str:
 
 
 def learning(results: StudyResults) -> Table:
-    """Every validation of the models trained from scratch: on the same batches, a row for each mark."""
+    """Every validation of the models trained from scratch: on the same batches, a row for each mark. For programs: the
+    page draws it."""
     rows: dict[str, dict[str, list[float]]] = {}
     points = [(point, model.name) for model in results.models if model.kind == "whole" for point in model.curve]
     for point, name in sorted(points, key=lambda pair: pair[0].seen(results.unit)):
@@ -197,19 +183,18 @@ def learning(results: StudyResults) -> Table:
 
 
 def cost(results: StudyResults) -> Table:
-    """The size of each model and the cost of its training: FLOPs and wall clock."""
-    rows = []
-    kinds: tuple[Role, ...] = ("path", "composed", "whole", "given", "variant", "average", "distilled")
-    for kind in kinds:
-        for name in results.names(kind):
-            models = results.of(name, kind)
-            first, took = models[0], mean(m.seconds for m in models)
-            walls = [m.wall_seconds for m in models]
-            sizes = (first.parameters, first.active_parameters, first.flops_per_token)
-            speed = count(round(first.tokens / took)) if took and kind != "average" else None  # which is not trained
-            times = duration(took) if took else None, duration(mean(walls)) if all(walls) else None
-            rows.append([name, *(f"{size:,}" for size in sizes), speed, *times])
-    columns = ["model", "parameters", "active", "FLOPs per token", "tokens/s", "training", "wall clock"]
+    """The size of each model, the text that it and what it is made of have seen, and the time of its own training."""
+    rows, unit = [], results.unit
+    for name in results.names():
+        models = results.of(name)
+        first, took = models[0], mean(m.seconds for m in models)
+        walls = [m.wall_seconds for m in models]
+        sizes = (first.parameters, first.active_parameters, first.flops_per_token)
+        seen = [sum(getattr(m, unit) for m in each) for each in (results.before(first), [first]) if each]
+        speed = count(round(first.tokens / took)) if took and first.kind != "average" else None  # which is not trained
+        times = duration(took) if took else None, duration(mean(walls)) if all(walls) else None
+        rows.append([name, *(f"{size:,}" for size in sizes), " + ".join(map(count, seen)), speed, *times])
+    columns = ["model", "parameters", "active", "FLOPs per token", unit, "tokens/s", "training", "wall clock"]
     return _table("cost", "Size and speed", columns, rows)
 
 

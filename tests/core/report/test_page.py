@@ -81,6 +81,7 @@ def every_chart(name: str = "a") -> dict[str, Chart]:
             name,
             name,
             {"level": 1.5},
+            errors={"b": [0.25, None]},
         ),
         "points": Points({name: (1.0, 2.0), "b": (0.5, 4.0)}, name, name, colours={name: COLOURS[1]}, log=True),
         "bars": Bars({name: {name: 1.25, "b": -2.0}}, name, colours={"b": INK}),
@@ -122,7 +123,8 @@ def test_charts_have_their_values_as_data_and_in_a_table_behind_them() -> None:
     assert data["shares"]["panels"] == {"a": [["a", "row", {"a": 0.75, "mix": 0.25}]]}
     assert data["heat"]["maps"][0][0]["values"] == [[0.25, 0.5], [None, 1.0]]
     tables = {kind: chart_table(chart) for kind, chart in every_chart().items()}
-    assert tables["lines"].rows == [[1, 3.5, None], [2, None, 1.0], [3, 2.5, None], [4, None, None]]
+    assert tables["lines"].columns[-1] == "b, standard error"
+    assert tables["lines"].rows == [[1, 3.5, None, None], [2, None, 1.0, 0.25], [3, 2.5, None, None], [4, *[None] * 3]]
     assert tables["points"].rows == [["a", 1.0, 2.0], ["b", 0.5, 4.0]]
     assert tables["bars"].rows == [["a", "a", 1.25], ["a", "b", -2.0]]
     assert tables["shares"].rows == [["a", "a", "row", 0.75, 0.25]]

@@ -40,7 +40,8 @@ def browser() -> Iterator[Any]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = Report(NASTY, NASTY, f"{NASTY} wins.")
     steps = list(range(1, 101))
-    loss = Lines({"train": (steps, [5 / step + 1 for step in steps]), "dense": (steps, [2.0] * 100)}, "step", "loss")
+    both = {"train": (steps, [5 / step + 1 for step in steps]), "dense": (steps, [2.0] * 100)}
+    loss = Lines(both, "step", "loss", errors={"dense": [None, *[0.25] * 99]})
     made.heading("Loss").chart(loss, name="loss")
     rows = [["a", "0.7 ± 0.1", "1.2M", "8.1s"], ["b", "−0.3", "20k", "1m07s"]]
     rows += [["c", None, "3", "2h01m"], ["d", "12", "1,500", "40.0s"]]
@@ -123,11 +124,19 @@ def test_a_chart_is_read_and_zoomed_by_keyboard(page: Any) -> None:
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert figure.locator(".tip b").inner_text() == "step 2"
-    assert figure.locator(".tip output").all_inner_texts() == ["3.5", "2"]
+    assert figure.locator(".tip output").all_inner_texts() == ["3.5", "2 ± 0.25"]
     page.keyboard.press("+")
     assert ticks(figure) != whole
     page.keyboard.press("Escape")
     assert ticks(figure) == whole
+
+
+def test_errors_are_a_band_around_their_line(page: Any) -> None:
+    band = chart(page, "loss").locator("polygon.band")
+    assert band.count() == 1, "one of the two lines has errors"
+    assert len(band.get_attribute("points").split()) == 2 * 99
+    chart(page, "loss").get_by_role("button", name="dense").click()
+    assert band.count() == 0
 
 
 def test_whole_numbers_have_whole_ticks(page: Any) -> None:
@@ -176,7 +185,8 @@ def test_a_chart_is_saved_as_svg_png_and_csv(page: Any) -> None:
     assert "&lt;script&gt;" in drawn
     assert "var(" not in drawn, "colours are as they are seen"
     rows = list(csv.reader(io.StringIO(files["lines.csv"].decode(), newline="")))
-    assert rows == [[NASTY, NASTY, "b"], ["1", "3.5", ""], ["2", "", "1"], ["3", "2.5", ""], ["4", "", ""]]
+    assert rows[0] == [NASTY, NASTY, "b", "b, standard error"]
+    assert rows[1:] == [["1", "3.5", "", ""], ["2", "", "1", "0.25"], ["3", "2.5", "", ""], ["4", "", "", ""]]
 
 
 def test_the_theme_is_switched(page: Any) -> None:

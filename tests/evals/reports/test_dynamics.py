@@ -1,9 +1,11 @@
 """Learning dynamics: deviations from the mean, smoothing, the best checkpoint, several runs on one scale."""
 
+import numpy as np
 import pytest
 
-from braidlm.evals.reports.dynamics import best_sentence, compare_runs, run_dynamics, smooth
-from braidlm.evals.results import ModelResults, TaskResult
+from braidlm.core.report.report import Picture
+from braidlm.evals.reports.dynamics import best_sentence, compare_runs, dynamics_report, run_dynamics, smooth
+from braidlm.evals.results import Evaluation, ModelResults, TaskResult
 
 
 def checkpoints(
@@ -54,14 +56,48 @@ def test_a_task_that_never_moves_says_nothing() -> None:
     assert run.deviations["bits_per_byte"][1] > 0
 
 
-def test_tasks_that_are_mostly_chance_are_named() -> None:
-    still = run_dynamics("r", checkpoints("r", [50.0, 50.5, 50.0], [3.0, 1.0, 2.0]))
-    assert list(still.noisy) == ["blimp_fast"], "bits per byte of one document has no standard error"
-    assert still.noisy["blimp_fast"] == pytest.approx((0.2357, 1.0), abs=1e-4)
-    assert "standard error of one score: `blimp_fast` (0.24 and" in best_sentence(still)
-    moving = run_dynamics("r", checkpoints("r", [50, 60, 70]))
-    assert not moving.noisy
-    assert "Mind" not in best_sentence(moving)
+def test_a_task_that_only_fluctuates_does_not_choose() -> None:
+    still = run_dynamics("r", checkpoints("r", [50.0, 50.0, 50.0, 50.9], [2.5, 1.0, 1.5, 2.8]))
+    assert still.weights == {"blimp_fast": 0.0, "bits_per_byte": 1.0}, "one document has no standard error"
+    assert still.mean == still.smoothed["bits_per_byte"]
+    assert still.names[still.best] == "c1", "with equal weights it would be c2"
+    assert "standard errors: `blimp_fast` by 0%." in best_sentence(still)
+    nothing = run_dynamics("r", checkpoints("r", [50.0, 50.5, 50.0]))
+    assert "On no task do the checkpoints differ" in best_sentence(nothing)
+
+
+def test_the_weight_is_the_share_of_the_variance_that_is_no_error() -> None:
+    moving = run_dynamics("r", checkpoints("r", [50.0, 52.0]))
+    assert moving.weights["blimp_fast"] == pytest.approx(0.0), "a variance of 1, and an error of 1"
+    moving = run_dynamics("r", checkpoints("r", [50.0, 54.0]))
+    assert moving.weights["blimp_fast"] == pytest.approx(0.75)
+
+
+def test_checkpoints_within_the_errors_of_the_best_are_named() -> None:
+    run = run_dynamics("r", checkpoints("r", [50, 60, 69.5, 70, 70, 70.5]))
+    spread = float(np.std([50, 60, 69.5, 70, 70, 70.5]))
+    assert run.mean_errors[0] == pytest.approx(1.0 / spread / 2**0.5), "a mean of two scores with an error of 1"
+    assert run.mean_errors[2] == pytest.approx(1.0 / spread / 3**0.5)
+    assert (run.names[run.best], run.as_good) == ("c5", ["c3", "c4"])
+    assert "`c3` and `c4` may be as good" in best_sentence(run)
+    sure = run_dynamics("r", checkpoints("r", [50, 60, 70, 80, 90, 110]))
+    assert not sure.as_good
+    assert "How sure" not in best_sentence(sure)
+    many = run_dynamics("r", checkpoints("r", [10] + [70] * 7))
+    assert "others may be as good" in best_sentence(many)
+
+
+def test_scores_are_drawn_with_their_errors() -> None:
+    models = checkpoints("r", [50, 60, 70], [3.0, 2.0, 1.0], words=[1, 2, 3])
+    about = {
+        task: {"description": task, "metric": "m", "licence": "", "count": 10, "version": 1, "sha256": "0"}
+        for task in models[0].tasks
+    }
+    report = dynamics_report(Evaluation(models, about, "float32", {}))
+    charts = {part.name: part.chart for part in report.parts if isinstance(part, Picture)}
+    assert charts["score-blimp_fast"].errors == {"r": [1.0, 1.0, 1.0]}
+    assert charts["score-bits_per_byte"].errors == {}
+    assert list(charts["deviation-r"].errors) == ["mean of the tasks"]
 
 
 def test_several_runs_on_one_scale() -> None:

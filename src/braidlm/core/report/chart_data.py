@@ -42,13 +42,17 @@ def chart_table(chart: Chart) -> Table:
     """The values of a chart."""
     match chart:
         case Lines(series, x_label):
-            values = {name: dict(zip(xs, ys, strict=True)) for name, (xs, ys) in series.items()}
-            every = sorted({x for own in values.values() for x in own})
+            columns: dict[str, dict[float, float | None]] = {}
+            for name, (xs, ys) in series.items():
+                columns[name] = dict(zip(xs, ys, strict=True))
+                if name in chart.errors:
+                    columns[f"{name}, standard error"] = dict(zip(xs, chart.errors[name], strict=True))
+            every = sorted({x for own in columns.values() for x in own})
             step = -(-len(every) // MAX_ROWS)
             chosen = [*every[:-1:step], every[-1]] if every else []
-            rows = [[x, *(own.get(x) for own in values.values())] for x in chosen]
+            rows = [[x, *(own.get(x) for own in columns.values())] for x in chosen]
             caption = f"{len(rows)} of {len(every)} points." if len(rows) < len(every) else ""
-            return _table([x_label or "x", *values], rows, caption)
+            return _table([x_label or "x", *columns], rows, caption)
         case Points(points, x_label, y_label):
             return _table(["", x_label or "x", y_label or "y"], ([name, *point] for name, point in points.items()))
         case Bars(values, label):

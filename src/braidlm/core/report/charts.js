@@ -256,7 +256,8 @@ function drawLines(view, chart) {
     const colour = chart.colours?.[name] ?? PALETTE[index % PALETTE.length];
     counts[colour] = (counts[colour] ?? -1) + 1; // lines of one colour differ in their dashes
     const usable = (x, y) => Number.isFinite(x) && Number.isFinite(y) && (x > 0 || !chart.log_x) && (y > 0 || !chart.log_y);
-    return { name, colour, dash: DASHES[counts[colour] % DASHES.length], xs, ys: ys.map((y, at) => (usable(xs[at], y) ? y : null)) };
+    const errors = chart.errors?.[name] ?? [];
+    return { name, colour, dash: DASHES[counts[colour] % DASHES.length], xs, errors, ys: ys.map((y, at) => (usable(xs[at], y) ? y : null)) };
   });
   const levels = Object.entries(chart.levels ?? {}).map(([name, y]) => ({ name, y, colour: "var(--ink)", dash: "5 4" }));
   const shown = series.filter(({ name }) => !view.hidden.has(name));
@@ -264,7 +265,10 @@ function drawLines(view, chart) {
   const everyX = [...new Set(series.flatMap(({ xs, ys }) => xs.filter((_, at) => ys[at] !== null)))].sort((a, b) => a - b);
   const full = { x: span(everyX, chart.log_x, 0) };
   const [from, to] = view.zoom?.x ?? full.x;
-  const near = shown.flatMap(({ xs, ys }) => ys.filter((y, at) => y !== null && xs[at] >= from && xs[at] <= to));
+  const near = shown.flatMap(({ xs, ys, errors }) => {
+    const here = ys.flatMap((y, at) => (y !== null && xs[at] >= from && xs[at] <= to ? [at] : []));
+    return here.flatMap((at) => [ys[at], ...(errors[at] ? [ys[at] - errors[at], ys[at] + errors[at]] : [])]);
+  });
   const yDomain = span(view.zoom ? near : [...near, ...shownLevels.map(({ y }) => y)], chart.log_y, 0.05);
   const named = series.length > 1 || levels.length ? [...series, ...levels] : [];
   const room = Math.max(0, ...named.map(({ name }) => measure(name))) + 36;
@@ -277,7 +281,10 @@ function drawLines(view, chart) {
   svg("rect", { x: area.left - 3, y: area.top - 3, width: area.right - area.left + 6, height: area.bottom - area.top + 6 }, clip);
   const inside = svg("g", { "clip-path": `url(#${view.id})` }, view.svg);
   for (const { y } of shownLevels) svg("line", { class: "level", x1: area.left, x2: area.right, y1: area.y(y), y2: area.y(y) }, inside);
-  for (const { xs, ys, colour, dash } of shown) {
+  for (const { xs, ys, errors, colour, dash } of shown) {
+    const sure = xs.flatMap((_, at) => (ys[at] !== null && errors[at] && (ys[at] > errors[at] || !chart.log_y) ? [at] : []));
+    const side = (sign, order) => order.map((at) => `${area.x(xs[at])},${area.y(ys[at] + sign * errors[at])}`);
+    if (sure.length > 1) svg("polygon", { class: "band", points: [...side(1, sure), ...side(-1, sure.toReversed())].join(" "), fill: colour }, inside);
     const points = xs.map((x, at) => [x, ys[at]]);
     const path = line((p) => area.x(p[0]), (p) => area.y(p[1])).defined((p) => p[1] !== null);
     svg("path", { class: "series", d: path(points) ?? "", stroke: colour, "stroke-dasharray": dash || null }, inside);
@@ -301,12 +308,12 @@ function drawLines(view, chart) {
 
   const xs = everyX.filter((x) => x >= from && x <= to);
   view.spots = xs.map((x) => {
-    const here = shown.map((one) => ({ ...one, y: one.ys[one.xs.indexOf(x)] })).filter(({ y }) => y !== null && y !== undefined);
+    const here = shown.map((one) => ({ ...one, y: one.ys[one.xs.indexOf(x)], error: one.errors[one.xs.indexOf(x)] })).filter(({ y }) => y !== null && y !== undefined);
     return {
       x: area.x(x),
       y: area.top + 30,
       title: `${chart.x_label || "x"} ${number(x)}`,
-      rows: here.sort((a, b) => b.y - a.y).map(({ name, colour, dash, y }) => ({ name, colour, dash, value: number(y) })),
+      rows: here.sort((a, b) => b.y - a.y).map(({ name, colour, dash, y, error }) => ({ name, colour, dash, value: error ? `${number(y)} ± ${number(error)}` : number(y) })),
       mark(front) {
         svg("line", { class: "cursor", x1: area.x(x), x2: area.x(x), y1: area.top, y2: area.bottom }, front);
         for (const { y, colour } of here) svg("circle", { class: "halo", cx: area.x(x), cy: area.y(y), r: 4.5, fill: colour }, front);
@@ -680,9 +687,13 @@ function make(name, properties = {}, ...children) {
 export function rows(chart) {
   switch (chart.kind) {
     case "lines": {
-      const series = Object.values(chart.series).map(([xs, ys]) => new Map(xs.map((x, at) => [x, ys[at]])));
-      const xs = [...new Set(series.flatMap((values) => [...values.keys()]))].sort((a, b) => a - b);
-      return [[chart.x_label, ...Object.keys(chart.series)], ...xs.map((x) => [x, ...series.map((values) => values.get(x))])];
+      const series = Object.entries(chart.series).flatMap(([name, [xs, ys]]) => {
+        const errors = chart.errors?.[name];
+        return [[name, xs, ys], ...(errors ? [[`${name}, standard error`, xs, errors]] : [])];
+      });
+      const columns = series.map(([, xs, ys]) => new Map(xs.map((x, at) => [x, ys[at]])));
+      const xs = [...new Set(columns.flatMap((values) => [...values.keys()]))].sort((a, b) => a - b);
+      return [[chart.x_label, ...series.map(([name]) => name)], ...xs.map((x) => [x, ...columns.map((values) => values.get(x))])];
     }
     case "points":
       return [["name", chart.x_label, chart.y_label], ...Object.entries(chart.points).map(([name, point]) => [name, ...point])];

@@ -42,12 +42,16 @@ class Lines:
     """Whether the largest x is at the left, so that names stand where the smallest is."""
     mark: tuple[float, str] | None = None
     """An x that is marked by a dotted line, and what is written at the line."""
+    errors: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """{name: the standard error of each of its ys}: a band around the line."""
 
     def __post_init__(self) -> None:
         _check(self.series, "line chart")
         for name, (xs, ys) in self.series.items():
             if len(xs) != len(ys):
                 raise BraidError(f"{len(xs)} xs but {len(ys)} ys", f"line '{name}'")
+            if len(errors := self.errors.get(name, ys)) != len(ys):
+                raise BraidError(f"{len(ys)} ys but {len(errors)} errors", f"line '{name}'")
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ For each task: the deviation of every checkpoint from the task's mean over all c
 deviations over the checkpoints, so that tasks of different scales have one axis and one weight; where lower is better
 (bits per byte) the sign is flipped, so that up is always better. Then smoothed: a centred moving average of three
 checkpoints, of two at the ends. The best checkpoint has the highest smoothed deviation on average over the tasks, and
-of equal ones the highest deviation. The report is dynamics.html and dynamics.json; the terminal's, of any evaluation,
-names the best checkpoint of each run below the scores.
+of equal ones the highest deviation. A task counts there by the share of its variance over the checkpoints that is not
+the standard error of its scores: one that only fluctuates does not count. The report is dynamics.html and
+dynamics.json; the terminal's, of any evaluation, names the best checkpoint of each run below the scores.
 """
 
 import re
@@ -21,8 +22,10 @@ from braidlm.evals.results import Evaluation, ModelResults
 
 SMOOTHING = 3
 """The window of the moving average, in checkpoints."""
-NOISE = 2.0
-"""A task whose checkpoints differ by less than this many standard errors of one score is called noisy."""
+CLEAR = 2.0
+"""Checkpoints that are less than this many standard errors behind the best may be as good."""
+FULL = 0.95
+"""A task that counts by less than this share is named."""
 
 
 @dataclass(frozen=True)
@@ -37,44 +40,79 @@ class Dynamics:
     deviations: dict[str, list[float]]
     """By task: from its mean, in its standard deviations, up is better."""
     smoothed: dict[str, list[float]]
-    noisy: dict[str, tuple[float, float]]
-    """Tasks whose scores hardly change: their standard deviation over the checkpoints, and the mean standard error."""
+    errors: dict[str, list[float | None]]
+    """By task: the standard errors of the scores, from their items."""
+    weights: dict[str, float]
+    """By task: the share of its variance over the checkpoints that is not the standard error of its scores."""
+    mean: list[float]
+    """Smoothed deviation of each checkpoint, on average over the tasks by these weights."""
+    mean_errors: list[float]
+    """The standard errors of these, as far as those of the scores are known."""
 
     @property
-    def mean(self) -> list[float]:
-        """Smoothed deviation of each checkpoint, on average over the tasks."""
-        return np.mean(list(self.smoothed.values()), axis=0).tolist()
+    def as_good(self) -> list[str]:
+        """The other checkpoints that may be as good as the best."""
+        best, errors = self.best, self.mean_errors
+        others = (at for at in range(len(self.names)) if at != best)
+        near = (at for at in others if self.mean[best] - self.mean[at] < CLEAR * np.hypot(errors[best], errors[at]))
+        return [self.names[at] for at in near]
 
     @property
     def best(self) -> int:
         """The checkpoint with the highest mean; of equal ones, as two always are, the one with the best scores."""
-        own = np.mean(list(self.deviations.values()), axis=0)
+        own = _weighted(self.deviations, self.weights)
         return int(np.argmax(np.where(np.isclose(self.mean, max(self.mean)), own, -np.inf)))
 
 
-Scale = Mapping[str, tuple[float, float]]
-"""For each task the mean and the standard deviation."""
+Scale = Mapping[str, tuple[float, float, float]]
+"""For each task the mean, the standard deviation, and the share of the variance that is not the error of the scores."""
 
 
 def run_dynamics(run: str, checkpoints: Sequence[ModelResults], scale: Scale | None = None) -> Dynamics:
     """The dynamics of one run; deviations are from its own mean unless another scale is given."""
     scores = {task: [model.tasks[task].score for model in checkpoints] for task in checkpoints[0].tasks}
-    own_scale = task_scale([checkpoints])
-    deviations, noisy = {}, {}
+    errors = {task: [model.tasks[task].standard_error for model in checkpoints] for task in scores}
+    scale = scale or task_scale([checkpoints])
+    deviations, variances = {}, {}
     for task, values in scores.items():
-        mean, spread = (scale or own_scale)[task]
+        mean, spread, _ = scale[task]
         sign = 1.0 if checkpoints[0].tasks[task].higher_is_better else -1.0
         deviations[task] = [sign * (value - mean) / spread if spread > 0 else 0.0 for value in values]
-        errors = [model.tasks[task].standard_error for model in checkpoints]
-        known = [error for error in errors if error is not None]
-        if known and own_scale[task][1] < NOISE * float(np.mean(known)):
-            noisy[task] = (own_scale[task][1], float(np.mean(known)))
+        variances[task] = [((error or 0.0) / spread) ** 2 if spread > 0 else 0.0 for error in errors[task]]
+    weights = {task: weight for task, (_, _, weight) in scale.items()}
     # The amount of training of each checkpoint, in the first unit that is known for all.
     unit = next((unit for unit in AMOUNTS if all(getattr(model, unit) for model in checkpoints)), "checkpoint")
     amounts = range(1, len(checkpoints) + 1) if unit == "checkpoint" else [getattr(each, unit) for each in checkpoints]
     names = [model.name.removeprefix(f"{run}/") for model in checkpoints]
     smoothed = {task: smooth(values) for task, values in deviations.items()}
-    return Dynamics(run, unit, list(map(float, amounts)), names, scores, deviations, smoothed, noisy)
+    # The variance of a mean of n scores is their mean variance divided by n, and weights count squared.
+    half, shares = SMOOTHING // 2, _shares(weights)
+    counts = [len(names[max(0, at - half) : at + half + 1]) for at in range(len(names))]
+    squared = {task: [shares[task] * value for value in smooth(values)] for task, values in variances.items()}
+    return Dynamics(
+        run=run,
+        unit=unit,
+        amounts=list(map(float, amounts)),
+        names=names,
+        scores=scores,
+        deviations=deviations,
+        smoothed=smoothed,
+        errors=errors,
+        weights=weights,
+        mean=_weighted(smoothed, weights).tolist(),
+        mean_errors=np.sqrt(_weighted(squared, weights) / counts).tolist(),
+    )
+
+
+def _shares(weights: Mapping[str, float]) -> dict[str, float]:
+    """Weights that sum to 1; equal ones where no task counts."""
+    whole = sum(weights.values())
+    return {task: weight / whole if whole else 1 / len(weights) for task, weight in weights.items()}
+
+
+def _weighted(values: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> np.ndarray:
+    """The mean over the tasks, for each checkpoint."""
+    return np.sum([share * np.array(values[task]) for task, share in _shares(weights).items()], axis=0)
 
 
 def compare_runs(runs: Mapping[str, Sequence[ModelResults]]) -> list[Dynamics]:
@@ -83,12 +121,15 @@ def compare_runs(runs: Mapping[str, Sequence[ModelResults]]) -> list[Dynamics]:
     return [run_dynamics(name, checkpoints, scale) for name, checkpoints in runs.items()]
 
 
-def task_scale(runs: Sequence[Sequence[ModelResults]]) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of each task over all checkpoints."""
+def task_scale(runs: Sequence[Sequence[ModelResults]]) -> dict[str, tuple[float, float, float]]:
+    """Mean and standard deviation of each task over all checkpoints, and how much of its variance is no error."""
     scale = {}
     for task in runs[0][0].tasks:
-        values = np.array([model.tasks[task].score for checkpoints in runs for model in checkpoints])
-        scale[task] = (float(values.mean()), float(values.std()))
+        results = [model.tasks[task] for checkpoints in runs for model in checkpoints]
+        values = np.array([result.score for result in results])
+        chance = float(np.mean([(result.standard_error or 0.0) ** 2 for result in results]))
+        weight = max(0.0, 1.0 - chance / float(values.var())) if values.var() > 0 else 0.0
+        scale[task] = (float(values.mean()), float(values.std()), weight)
     return scale
 
 
@@ -108,19 +149,28 @@ def best_sentence(run: Dynamics) -> str:
     if at < len(run.names) - 1:
         last = ", ".join(f"{task} {values[-1]:.4g}" for task, values in run.scores.items())
         text += f" The last, `{run.names[-1]}`, has {last}."
-    if not run.noisy:
-        return text
-    tasks = ", ".join(f"`{task}` ({spread:.2g} and {error:.2g})" for task, (spread, error) in run.noisy.items())
-    return (
-        f"{text}\n\nHow sure: much is chance where the standard deviation over the checkpoints is not much more than "
-        f"the standard error of one score: {tasks}."
-    )
+    sure = []
+    if as_good := run.as_good:
+        of = listed([f"`{name}`" for name in as_good]) if len(as_good) <= FEW else f"{len(as_good)} others"
+        sure.append(f"{of} may be as good, within {CLEAR:g} standard errors.")
+    if any(run.weights.values()):
+        parts = [f"`{task}` by {weight:.0%}" for task, weight in run.weights.items() if weight < FULL]
+        if parts:
+            sure.append(
+                f"A task counts as far as its scores differ by more than their standard errors: {listed(parts)}."
+            )
+    else:
+        sure.append("On no task do the checkpoints differ by more than the standard errors of their scores.")
+    return f"{text}\n\nHow sure: {' '.join(sure)}" if sure else text
 
 
+FEW = 4
+"""So many checkpoints are named."""
 TASKS_PER_TABLE = 3
 LOG_AXIS_RATIO = 20
 """Amounts of training that differ by more than this factor have a logarithmic axis: 1M to 100M words."""
 DEVIATION = "standard deviations, smoothed"
+MEAN = "mean of the tasks"
 
 
 def short_report(evaluation: Evaluation) -> Report:
@@ -138,7 +188,7 @@ def short_report(evaluation: Evaluation) -> Report:
 def dynamics_report(evaluation: Evaluation) -> Report:
     """The best checkpoints, the charts of each run, then the numbers."""
     runs = [run_dynamics(name, checkpoints) for name, checkpoints in evaluation.runs.items()]
-    facts = [{**asdict(run), "mean": run.mean, "best": run.names[run.best]} for run in runs]
+    facts = [{**asdict(run), "best": run.names[run.best], "as_good": run.as_good} for run in runs]
     report = Report("Learning dynamics", f"Every checkpoint of {listed([run.run for run in runs])} on every task")
     report.verdict = "\n\n".join(map(best_sentence, runs))
     report.data["dynamics"] = {"format": 1, "runs": facts}
@@ -156,17 +206,21 @@ def dynamics_report(evaluation: Evaluation) -> Report:
         "For each task how far a checkpoint lies above or below the mean of its run's checkpoints, in the task's "
         "standard deviations, so that up is always better (the sign of bits per byte is turned) and all tasks have "
         f"one scale. Smoothed: a centred moving average of {SMOOTHING} checkpoints, of fewer at the ends. The dotted "
-        "line is the checkpoint where the mean over the tasks is highest."
+        "line is the checkpoint where the mean over the tasks is highest. A task counts there by the share of its "
+        "variance that is not the standard error of its scores. Bands: ± one standard error over the items of a task."
     )
     log_x = any(map(_log_axis, runs))
     for run in runs:
         # A line for each task around the mean of all its checkpoints; the best checkpoint is marked.
         lines = {task: (run.amounts, values) for task, values in run.smoothed.items()}
         if len(lines) > 1:
-            lines["mean of the tasks"] = (run.amounts, run.mean)
+            lines[MEAN] = (run.amounts, run.mean)
+        of = MEAN if len(lines) > 1 else next(iter(lines))
+        band = {of: run.mean_errors} if any(run.mean_errors) else {}
         title = f"{run.run}: deviation from the task mean"
         best = (run.amounts[run.best], f"best: {run.names[run.best]}")
-        chart = Lines(lines, _label(run), DEVIATION, title, {"task mean": 0.0}, log_x=_log_axis(run), mark=best)
+        levels = {"task mean": 0.0}
+        chart = Lines(lines, _label(run), DEVIATION, title, levels, log_x=_log_axis(run), mark=best, errors=band)
         name = re.sub(r"[^\w.-]+", "-", run.run).strip("-.") or "run"
         report.chart(chart, f"`{run.run}`", name=f"deviation-{name}")
     report.heading("Scores")
@@ -174,7 +228,8 @@ def dynamics_report(evaluation: Evaluation) -> Report:
         lines = {run.run: (run.amounts, run.scores[task]) for run in runs}
         result = evaluation.models[0].tasks[task]
         levels = {} if result.chance is None else {"by chance": result.chance}
-        chart = Lines(lines, _label(runs[0]), result.metric, task, levels, log_x=log_x)
+        errors = {run.run: run.errors[task] for run in runs if any(run.errors[task])}
+        chart = Lines(lines, _label(runs[0]), result.metric, task, levels, log_x=log_x, errors=errors)
         report.chart(chart, f"`{task}`: {sentence(about['description'])}", name=f"score-{task}")
     report.heading("Numbers")
     for run in runs:
@@ -202,7 +257,8 @@ def _add_comparison(report: Report, runs: list[Dynamics]) -> None:
     )
     lines, title = {r.run: (r.amounts, r.mean) for r in runs}, "All tasks: deviation from the mean of all runs"
     log_x = any(map(_log_axis, runs))
-    chart = Lines(lines, _label(runs[0]), DEVIATION, title, {"mean of all": 0.0}, log_x=log_x)
+    errors: dict[str, Sequence[float | None]] = {run.run: run.mean_errors for run in runs if any(run.mean_errors)}
+    chart = Lines(lines, _label(runs[0]), DEVIATION, title, {"mean of all": 0.0}, log_x=log_x, errors=errors)
     best = max(runs, key=lambda run: run.mean[run.best])
     report.chart(chart, f"Highest: `{best.run}` at `{best.names[best.best]}`.", name="comparison")
 
