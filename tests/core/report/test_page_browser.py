@@ -47,7 +47,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows += [["c", None, "3", "2h01m"], ["d", "12", "1,500", "40.0s"]]
     made.heading("Table").table(Table(["name", "bits", "size", "time"], rows, best=1))
     wide = [f"column {n}" for n in range(8)]
-    made.table(Table(["model", *wide], [["a model", *wide]] * 2, "What each column has. " * 8))
+    rows = [["a model", *wide], ["strict_small_1", *wide]]
+    made.table(Table(["model", *wide], rows, "What each column has. " * 8))
     for name, chart in every_chart(NASTY).items():
         made.heading(name).chart(chart, NASTY, name)
     path = tmp_path_factory.mktemp("page") / "report.html"
@@ -224,6 +225,8 @@ def test_a_wide_table_says_how_it_goes_on_and_keeps_its_first_column(page: Any) 
     button.wait_for()
     assert figure.locator("figcaption").bounding_box()["width"] < 400, "its caption does not scroll"
     before, first = button.inner_text(), box.locator("tbody td").first
+    heights = box.locator("tbody tr").evaluate_all("rows => rows.map((row) => row.cells[0].getClientRects()[0].height)")
+    assert heights[0] == heights[1], "names are not broken within a word"
     assert "more columns →" in before
     for _ in range(4):
         if "more" not in button.inner_text():

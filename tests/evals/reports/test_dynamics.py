@@ -7,6 +7,8 @@ from braidlm.core.report.report import Picture
 from braidlm.evals.reports.dynamics import best_sentence, compare_runs, dynamics_report, run_dynamics, smooth
 from braidlm.evals.results import Evaluation, ModelResults, TaskResult
 
+ABOUT = {"description": "what it is", "metric": "m", "licence": "", "count": 10, "version": 1, "sha256": "0"}
+
 
 def checkpoints(
     run: str, blimp: list[float], bits: list[float] | None = None, **amounts: list[int]
@@ -87,13 +89,18 @@ def test_checkpoints_within_the_errors_of_the_best_are_named() -> None:
     assert "others may be as good" in best_sentence(many)
 
 
+def test_of_runs_that_differ_by_noise_none_wins() -> None:
+    def verdict(*seconds: float) -> str:
+        models = [*checkpoints("first", [50, 60, 70]), *checkpoints("second", list(seconds))]
+        return dynamics_report(Evaluation(models, {"blimp_fast": ABOUT}, "float32", {})).verdict
+
+    assert verdict(50, 60, 69).startswith("No clear winner of 2 runs: first gets highest")
+    assert verdict(50, 60, 90).startswith("Of 2 runs, second gets highest: its best checkpoint is +")
+
+
 def test_scores_are_drawn_with_their_errors() -> None:
     models = checkpoints("r", [50, 60, 70], [3.0, 2.0, 1.0], words=[1, 2, 3])
-    about = {
-        task: {"description": task, "metric": "m", "licence": "", "count": 10, "version": 1, "sha256": "0"}
-        for task in models[0].tasks
-    }
-    report = dynamics_report(Evaluation(models, about, "float32", {}))
+    report = dynamics_report(Evaluation(models, dict.fromkeys(models[0].tasks, ABOUT), "float32", {}))
     charts = {part.name: part.chart for part in report.parts if isinstance(part, Picture)}
     assert charts["score-blimp_fast"].errors == {"r": [1.0, 1.0, 1.0]}
     assert charts["score-bits_per_byte"].errors == {}

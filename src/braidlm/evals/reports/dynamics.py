@@ -196,10 +196,19 @@ def dynamics_report(evaluation: Evaluation) -> Report:
         report.facts(_key_figures(runs[0], evaluation))
     else:
         compared = compare_runs(evaluation.runs)
-        (highest, first), (next_highest, second), *_ = sorted(((max(r.mean), r.run) for r in compared), reverse=True)
+        first, second, *_ = sorted(compared, key=lambda run: run.mean[run.best], reverse=True)
+        heights = [(run.mean[run.best], run.mean_errors[run.best]) for run in (first, second)]
+        at, next_at = (f"{height:+.2f}" + (f" ± {error:.2f}" if error else "") for height, error in heights)
+        (highest, error), (next_highest, next_error) = heights
+        is_clear = highest - next_highest > CLEAR * np.hypot(error, next_error)
+        won = (
+            f"Of {len(runs)} runs, {first.run} gets"
+            if is_clear
+            else f"No clear winner of {len(runs)} runs: {first.run} gets"
+        )
         report.verdict = (
-            f"Of {len(runs)} runs, {first} gets highest: its best checkpoint is {highest:+.2f} standard deviations "
-            f"from the mean of all, on average over tasks; {second} gets to {next_highest:+.2f}.\n\n{report.verdict}"
+            f"{won} highest: its best checkpoint is {at} standard deviations from the mean of all, on average over "
+            f"tasks; {second.run} gets to {next_at}.\n\n{report.verdict}"
         )
         _add_comparison(report, compared)
     report.heading("Around the mean").text(

@@ -58,12 +58,13 @@ def scores_report(evaluation: Evaluation) -> Report:
 def add_method(report: Report, evaluation: Evaluation) -> Report:
     """What was measured, of which models, and by which versions."""
     report.heading("What was measured").table(task_table(evaluation))
-    rows = []
-    for model in evaluation.models:
-        paths = "all" if model.paths is None else ", ".join(model.paths)
-        without = "none" if model.without is None else ", ".join(model.without)
-        rows.append([model.name, paths, without, f"`{model.sha256[:SHORT]}`"])
-    report.table(Table(["model", "active paths", "modules switched off", "SHA-256 begins with"], rows))
+    columns: dict[str, list[Any]] = {"model": [model.name for model in evaluation.models]}
+    if any(model.paths is not None for model in evaluation.models):
+        columns["active paths"] = [", ".join(model.paths) if model.paths else "all" for model in evaluation.models]
+    if any(model.without is not None for model in evaluation.models):
+        columns["modules switched off"] = [", ".join(model.without or ["none"]) for model in evaluation.models]
+    columns["SHA-256 begins with"] = [f"`{model.sha256[:SHORT]}`" for model in evaluation.models]
+    report.table(Table(list(columns), list(zip(*columns.values(), strict=True))))
     versions = ", ".join(f"{package} {version}" for package, version in evaluation.versions.items())
     report.text(f"Computed in {evaluation.dtype}, with {versions}.")
     return report.text("Every part of every task is in `results.json` and `results.csv` beside this page.")
