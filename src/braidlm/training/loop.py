@@ -199,7 +199,7 @@ class Trainer:
     def _train(self, tracker: Tracker | None) -> bool:
         total, done = float(self.budget.count), float(self.progress.done(self.budget.unit))
         with console.progress(self.recipe.name, total, self.budget.unit, done) as advance, self.stop:
-            self.reporter.speed.pause(self.progress.tokens)
+            self.reporter.speed.start(self.progress.tokens)
             while not self.finished:
                 before = self.progress
                 self._step()
@@ -302,6 +302,6 @@ class Trainer:
         facts |= {"earlier_budgets": self.earlier_budgets} if self.earlier_budgets else {}
         facts |= {"interrupted": True} if interrupted else {}
         name = checkpoint_name(self.recipe.checkpoints.every, self.progress)
-        self.checkpoints.save(name, self.state, position, self.data.tokenizer, {**self.lineage, "training": facts})
+        with self.reporter.speed.paused():
+            self.checkpoints.save(name, self.state, position, self.data.tokenizer, {**self.lineage, "training": facts})
         self.saved_at = self.progress.steps
-        self.reporter.speed.pause(self.progress.tokens)

@@ -86,9 +86,10 @@ class Reporter:
 
     def validate(self, progress: Progress, finished: bool, tracker: Tracker | None) -> None:
         """Score the held-out text: each process reads a part of it."""
-        with evaluating(self.features):
-            scores, averaging = self._scores(), self.weights_facts()
-        own = self._scores() if averaging and finished else {}
+        with self.speed.paused():
+            with evaluating(self.features):
+                scores, averaging = self._scores(), self.weights_facts()
+            own = self._scores() if averaging and finished else {}
         if tracker is not None:
             mean = self.last["bits_per_byte"] = mean_bits_per_byte(scores.values())
             half = self.recipe.validation.half
@@ -110,7 +111,6 @@ class Reporter:
                 last = mean_bits_per_byte(own.values())
                 tracker.record("last_weights", progress.steps, bits_per_byte=last)
                 console.say(f"Without averaging: {last:.3f} bits per byte, in place of {mean:.3f}.")
-        self.speed.pause(progress.tokens)
 
     def _scores(self) -> "dict[str, Score]":
         with gathered_ends(self.objective):
@@ -124,13 +124,12 @@ class Reporter:
         """Let the model continue the recipe's prompts."""
         config = self.recipe.samples
         if config.prompts and (tracker is not None or is_spread(self.trained.model)):
-            with evaluating(self.features), gathered_ends(self.objective):
+            with self.speed.paused(), evaluating(self.features), gathered_ends(self.objective):
                 samples = write_samples(self.trained, self.tokenizer, config, self.recipe.seed)
             for prompt, text in samples if tracker else ():
                 assert tracker is not None
                 tracker.record("sample", progress.steps, prompt=prompt, text=text)
                 console.say(f"  {prompt}{text}".replace("\n", "\n  "))
-        self.speed.pause(progress.tokens)
 
 
 @dataclass

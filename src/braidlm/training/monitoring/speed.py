@@ -1,6 +1,8 @@
 """The speed of a training: measured while it runs, and before it about how long it takes on this machine."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,24 +26,35 @@ class SpeedMeter:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self.peak = next((peak for name, peak in PEAK_BF16.items() if name in gpu), None)
         self.processes = processes
+        self.device = device
         self.seconds = self.cores = 0.0
-        """How long the last reading took, and the CPU time of this process in each of its seconds."""
-        self.pause(0)
+        """How long training took before the last reading, and the CPU time of this process in each of its seconds."""
+        self.start(0)
 
     def read(self, tokens: int) -> dict[str, Any]:
         """The speed since the last call; `tokens` is the total so far."""
         self.seconds = max(time.perf_counter() - self.since, 1e-9)
         self.cores = (time.process_time() - self.cpu) / self.seconds
         rate = (tokens - self.tokens) / self.seconds
-        self.pause(tokens)
+        self.start(tokens)
         facts: dict[str, Any] = {"tokens_per_second": round(rate, 1)}
         if self.peak is not None:
             facts["utilisation"] = round(rate * self.training_flops / (self.peak * self.processes), 4)
         return facts
 
-    def pause(self, tokens: int) -> None:
-        """Restart the measurement after work that is not training."""
+    def start(self, tokens: int) -> None:
+        """Measure from here on."""
         self.since, self.cpu, self.tokens = time.perf_counter(), time.process_time(), tokens
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Work in it is not training, and does not count."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # steps that still run are training
+        since, cpu = time.perf_counter(), time.process_time()
+        yield
+        self.since += time.perf_counter() - since
+        self.cpu += time.process_time() - cpu
 
 
 def training_seconds(tokens: int, flops_per_token: int, flops_per_second: float) -> float:
