@@ -69,6 +69,8 @@ def find_data(
         else:
             paths[name] = path
     if missing:
+        if here := [name for name in tasks if name in paths or name in on_hub]:
+            todo += f"\nThere is data for {' '.join(here)}."
         raise BraidError("\n".join([*missing, *filter(None, dict.fromkeys(collections))]), todo=todo)
     paths |= {name: fetch_from_hub(source, TASKS[name].hub, folder) for name, source in on_hub.items()}
     return {name: paths[name] for name in tasks}

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,16 @@ def test_missing_data_of_a_suite_is_named_at_once(runs: Path, tmp_path: Path) ->
         assert f"{name}: its data is not in {tmp_path}." in str(error.value)
     assert "https://osf.io/ryjfm/" in str(error.value)
     assert "https://huggingface.co/datasets/ewok-core/ewok-core-1.0" in str(error.value)
+    assert "There is data for" not in str(error.value)
+
+
+def test_where_some_data_of_a_suite_is_missing_the_rest_is_named_as_one_would_write_it(
+    runs: Path, babylm: Path
+) -> None:
+    shutil.rmtree(babylm / "evaluation_data" / "full_eval" / "comps")
+    with pytest.raises(BraidError, match=r"There is data for blimp_filtered (\w+ )+reading\.") as error:
+        braidlm.eval(runs / "one", "babylm_full", data=babylm)
+    assert "comps" not in str(error.value).partition("There is data for")[2]
 
 
 def result(task: str, score: float, parts: dict[str, float] | None = None, **more: Any) -> TaskResult:
