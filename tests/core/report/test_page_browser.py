@@ -242,6 +242,27 @@ def test_a_wide_table_says_how_it_goes_on_and_keeps_its_first_column(page: Any) 
     page.wait_for_function("box => box.scrollLeft === 0", arg=box.element_handle())
 
 
+LONG = "bits per byte on held-out text of everything that was said, lower is better"
+
+
+@pytest.mark.parametrize("width", [320, 400])
+def test_nothing_of_a_chart_is_cut_on_a_phone(browser: Any, tmp_path: Path, width: int) -> None:
+    made = Report("Charts")
+    marked = Lines({LONG: ([1, 2, 3], [1.0, 2.0, 3.0])}, LONG, LONG, LONG, mark=(2, LONG))
+    for name, drawn in {**every_chart(LONG), "marked": marked}.items():
+        made.chart(drawn, LONG, name)
+    path = tmp_path / "report.html"
+    path.write_text(html(made), encoding="utf-8")
+    opened = browser.new_page(viewport={"width": width, "height": 800})
+    opened.goto(path.as_uri())
+    seen = "figure.picture svg text, figure.picture figcaption, figure.picture .legend li, figure.picture .title"
+    sides = "one => [one.textContent, one.getBoundingClientRect().left, one.getBoundingClientRect().right]"
+    boxes = opened.locator(seen).evaluate_all(f"all => all.map({sides})")
+    opened.close()
+    assert len(boxes) > 30
+    assert [text for text, left, right in boxes if left < 0 or right > width] == []
+
+
 def test_without_scripts_the_values_are_read(browser: Any, report: Path) -> None:
     context = browser.new_context(java_script_enabled=False)
     opened = context.new_page()

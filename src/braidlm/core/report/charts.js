@@ -14,6 +14,8 @@ const PALETTE = [1, 2, 3, 4, 5].map((n) => `var(--c${n})`);
 const DASHES = ["", "7 4", "2 3"]; // with more names than colours, the colours repeat dashed, then dotted
 const GREY = "var(--soft)";
 const FONT = "12px ui-sans-serif, system-ui, sans-serif";
+const LINE = 15; // the height of a line of text
+const BOLD = 0.92; // how much of a text fits where it is bold
 const LETTERS = document.createElement("canvas").getContext("2d");
 let serial = 0;
 
@@ -295,7 +297,8 @@ function drawLines(view, chart) {
     const x = area.x(chart.mark[0]);
     const late = x > (area.left + area.right) / 2;
     svg("line", { class: "mark", x1: x, x2: x, y1: area.top, y2: area.bottom }, view.svg);
-    svg("text", { x: x + (late ? -6 : 6), y: area.top + 9, "text-anchor": late ? "end" : "start" }, view.svg, chart.mark[1]);
+    const room = (late ? x - area.left : view.width - x) - 6;
+    svg("text", { x: x + (late ? -6 : 6), y: area.top + 9, "text-anchor": late ? "end" : "start" }, view.svg, clipped(chart.mark[1], room));
   }
 
   const ends = named.map((one) => {
@@ -340,7 +343,8 @@ function drawPoints(view, chart) {
   const taken = placed.map(({ x, y }) => [x - 5, y - 5, x + 5, y + 5]);
   for (const point of placed) {
     // A name stands at the right or left of its point, or nearby with a line to it, wherever it covers nothing.
-    const width = measure(point.name) + 4;
+    const name = clipped(point.name, view.width * 0.45);
+    const width = measure(name) + 4;
     const steps = [0, ...Array.from({ length: 24 }, (_, at) => (at % 2 ? -1 : 1) * 8 * (1 + (at >> 1)))];
     const places = steps.flatMap((up) => [
       { end: false, x: point.x + 9, y: point.y + up },
@@ -353,7 +357,7 @@ function drawPoints(view, chart) {
     if (place) {
       taken.push(boxOf(place));
       if (Math.abs(place.y - point.y) > 9) svg("line", { class: "leader", x1: point.x, y1: point.y, x2: place.x, y2: place.y }, view.svg);
-      svg("text", { x: place.x, y: place.y + 4, "text-anchor": place.end ? "end" : "start" }, view.svg, point.name);
+      svg("text", { x: place.x, y: place.y + 4, "text-anchor": place.end ? "end" : "start" }, view.svg, name);
     }
     svg("circle", { cx: point.x, cy: point.y, r: 5, fill: point.colour }, view.svg);
   }
@@ -394,7 +398,7 @@ function drawBars(view, chart) {
   for (const [group, bars] of groups) {
     const inside = names.filter((name) => name in bars);
     const middle = y + (inside.length * (thick + 3)) / 2;
-    if (above) svg("text", { x: 2, y: y + 10, class: "group" }, view.svg, group);
+    if (above) y += written(view, group, { x: 2, y: y + 10, class: "group" }, view.width - 2) - LINE;
     else svg("text", { x: left - 8, y: middle + 3, "text-anchor": "end", class: inGroups ? "group" : null }, view.svg, group);
     if (above) y += 17;
     for (const name of inside) {
@@ -419,8 +423,7 @@ function drawBars(view, chart) {
   }
   svg("line", { class: "base", x1: scale(0), x2: scale(0), y1: 2, y2: y - 4 }, view.svg);
   const named = measure(chart.value_label) > view.width - left ? 2 : left;
-  svg("text", { x: named, y: y + 10, class: "axis" }, view.svg, clipped(chart.value_label, view.width - named));
-  view.height = y + 18;
+  view.height = y + 3 + written(view, chart.value_label, { x: named, y: y + 10, class: "axis" }, view.width - named);
   view.entries = inGroups ? names.map((name) => ({ name, colour: colour(name), filled: true })) : [];
   view.find = boxed(view);
 }
@@ -456,7 +459,7 @@ function drawShares(view, chart) {
       if (key[0] !== group) {
         group = key[0];
         at += 18;
-        if (index % across === 0) svg("text", { x: left, y: at - 5, class: "group" }, view.svg, group);
+        if (index % across === 0) svg("text", { x: left, y: at - 5, class: "group" }, view.svg, clipped(group, BOLD * (view.width - left)));
       }
       if (index % across === 0) svg("text", { x: left - 8, y: at + thick - 5, "text-anchor": "end" }, view.svg, clipped(key[1], left - 10));
       let x = start;
@@ -507,7 +510,7 @@ function drawHeat(view, chart) {
       const left = index * each + Math.min(each * 0.3, Math.max(...map.rows.map((row) => measure(row))) + 8);
       const width = (each * (index + 1) - 10 - left) / map.columns.length;
       const height = Math.max(9, Math.min(20, 240 / map.rows.length));
-      svg("text", { x: left, y: y + 13, class: "group" }, view.svg, clipped(map.title, each));
+      svg("text", { x: left, y: y + 13, class: "group" }, view.svg, clipped(map.title, BOLD * (each * (index + 1) - left)));
       const every = Math.ceil(map.rows.length / Math.max(1, Math.floor((map.rows.length * height) / 14)));
       const widest = Math.max(...map.columns.map((column) => measure(column))) + 6;
       const everyColumn = Math.max(1, Math.ceil(widest / width));
@@ -538,8 +541,8 @@ function drawHeat(view, chart) {
     y = bottom;
   }
   for (let step = 0; step < 10; step++) svg("rect", { x: 2 + step * 11, y: y + 4, width: 11, height: 9, fill: PALETTE[0], "fill-opacity": (step + 0.5) / 10 }, view.svg);
-  svg("text", { x: 120, y: y + 13, class: "axis" }, view.svg, `0 to ${number(largest)}: ${chart.scale}`);
-  view.height = y + 22;
+  const scale = `0 to ${number(largest)}: ${chart.scale}`;
+  view.height = y + 7 + written(view, scale, { x: 120, y: y + 13, class: "axis" }, view.width - 120);
   view.stride = chart.maps[0][0].columns.length;
   view.find = boxed(view);
 }
@@ -547,7 +550,9 @@ function drawHeat(view, chart) {
 /** Axes, ticks, grid and labels; returns the scales and the sides of the area inside. */
 function frame(view, chart, domain, height, right, { falling = false, grid = false, whole = false }) {
   const scaled = (log, ends, range) => (log ? scaleLog(ends, range) : scaleLinear(ends, range));
-  const top = chart.y_label ? 30 : 10;
+  const above = chart.y_label ? written(view, chart.y_label, { class: "axis", x: 0, y: 12 }, view.width) : 0;
+  const top = above ? above + 15 : 10;
+  height += Math.max(0, above - LINE);
   const bottom = height - (chart.x_label ? 40 : 24);
   const y = scaled(chart.log_y, domain.y, [bottom, top]);
   const yTicks = round(domain.y, chart.log_y, (bottom - top) / 46);
@@ -566,9 +571,8 @@ function frame(view, chart, domain, height, right, { falling = false, grid = fal
     svg("line", { class: "base", x1: x(tick), x2: x(tick), y1: bottom, y2: bottom + 4 }, view.svg);
     svg("text", { class: "tick", x: x(tick), y: bottom + 17, "text-anchor": "middle" }, view.svg, short(tick, domain.x));
   }
-  if (chart.y_label) svg("text", { class: "axis", x: 0, y: 12 }, view.svg, chart.y_label);
-  if (chart.x_label) svg("text", { class: "axis", x: end, y: height - 4, "text-anchor": "end" }, view.svg, chart.x_label);
-  view.height = height;
+  const below = chart.x_label ? written(view, chart.x_label, { class: "axis", x: end, y: height - 4, "text-anchor": "end" }, end) : 0;
+  view.height = height + Math.max(0, below - LINE);
   return { x, y, left, right: end, top, bottom };
 }
 
@@ -652,6 +656,19 @@ function short(value, domain) {
 function measure(text) {
   LETTERS.font = FONT;
   return LETTERS.measureText(text).width;
+}
+
+/** Write a text in lines that are at most this wide; the height of all of them. */
+function written(view, text, attributes, width) {
+  const most = attributes.class === "group" ? BOLD * width : width;
+  const lines = [];
+  for (const word of text.split(" ")) {
+    const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
+    if (lines.length && measure(longer) <= most) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  lines.forEach((one, at) => svg("text", { ...attributes, y: attributes.y + LINE * at }, view.svg, clipped(one, most)));
+  return LINE * lines.length;
 }
 
 /** A text that is at most this wide. */
