@@ -87,6 +87,14 @@ def test_dry_run_shows_the_plan_and_writes_nothing(tmp_path, checkpoint, capsys)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
 
 
+def test_a_conversion_says_a_summary_and_with_verbose_every_tensor(tmp_path, checkpoint, capsys):
+    for more, is_shown in ((), False), (("--verbose",), True):
+        assert braid_command(checkpoint, "--out", tmp_path / f"braid{len(more)}", *more) == 0
+        out = capsys.readouterr().out
+        assert "GPT-2 to Braid: 28 tensors of theirs" in out
+        assert ("transformer.h.*.attn.c_attn.weight -> " in out) is is_shown
+
+
 def test_the_plan_of_an_export(tmp_path, capsys):
     saved(braid({"positions": {"pairs": "interleaved"}, **LLAMA}), tmp_path / "braid")
     plan = convert(tmp_path / "braid", to="llama", dry_run=True)

@@ -227,17 +227,24 @@ class ConversionPlan:
         return sum(len(mapping.foreign) for mapping in self.mappings)
 
     def lines(self) -> list[str]:
-        """The plan as text; equal mappings are one line, with layer numbers replaced by *."""
+        """The plan as text."""
+        return [*self.summary(), *self.details()]
+
+    def summary(self) -> list[str]:
+        """How much is converted, and what is to be known of it."""
         parameters = sum(prod(self.shapes[name]) for mapping in self.mappings for name in mapping.foreign)
         summary = f"{self.tensors} tensors of theirs, {len(self.mappings)} of ours, {parameters:,} parameters"
+        return [f"{self.title}: {summary}", *(f"  note: {note}" for note in self.notes)]
+
+    def details(self) -> list[str]:
+        """What becomes of each tensor; equal mappings are one line, with layer numbers replaced by *."""
         counted: Counter[str] = Counter()
         for mapping in self.mappings:
             names = [_pattern(_merged_names(mapping.foreign)), _pattern(mapping.braid)]
             source, target = names[::-1] if self.exporting else names
             change = mapping.describe(self.exporting)
             counted[f"{source} -> {target}{f' ({change})' if change else ''}"] += 1
-        rows = [f"  {times:>3} x {row}" for row, times in counted.items()]
-        return [f"{self.title}: {summary}", *rows, *(f"  note: {note}" for note in self.notes)]
+        return [f"  {times:>3} x {row}" for row, times in counted.items()]
 
 
 class Import:

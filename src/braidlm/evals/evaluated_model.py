@@ -49,7 +49,8 @@ class Settings:
     """At most this many tokens of a text to score, in whole documents, as a recipe's `validation.tokens`; else all.
     Models of several tokenizers need `max_bytes`."""
     max_bytes: Count | None = None
-    """At most this many bytes of a text to score, in whole documents: the same text for every model."""
+    """At most this many bytes of a text to score, in whole documents (at least one): the same text for every
+    model."""
     window: Length | None = None
     """Tokens of a text that are read at once; by default as many as in training, else the model's context."""
     pauses: Pauses = 0

@@ -96,8 +96,7 @@ def convert(
 
 def _carry_out(conversion: "Export | Import | Whole", out: str | Path | None, dry_run: bool) -> ConversionPlan:
     """Show the plan; unless it is a dry run, write the result."""
-    for line in conversion.plan.lines():
-        (console.show if dry_run else console.say)(line)
+    console.say_plan(conversion.plan.summary(), conversion.plan.details(), dry_run)
     if out is not None and not dry_run:
         conversion.write(given_path(out))
         console.say(f"written: {out}")

@@ -342,7 +342,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         assert command.main(words) == 2
     assert "model.gguf: the disk is full; nothing was written" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["braid"]
-    assert command.main(words) == 0
+    assert command.main([*words, "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "2 x model.stages.*.layers.*.feed.out.weight -> blk.*.ffn_down.weight" in out
     assert "note: matrices are written as f16; vectors and learned positions stay f32" in out
