@@ -10,8 +10,8 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 
-LONGEST = 20
-"""Seconds; a case takes milliseconds, and a busy machine may pause."""
+LONGEST = 60
+"""Seconds; a case takes milliseconds, a study of runs seconds, and a busy machine may pause."""
 STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn", "subprocess.Popen")
 CONNECTS = ("socket.connect", "socket.bind", "socket.getaddrinfo")
 

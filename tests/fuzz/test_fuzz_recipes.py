@@ -4,14 +4,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from braidlm.core.recipes import compose_recipe, find_recipe
 from braidlm.studies.decoding import is_study
 from braidlm.studies.show import recipe_facts, study_facts
-from braidlm.training.monitoring import speed
 from tests.fuzz.honesty import honest
 from tests.fuzz.mutations import changed, rewritten, seeded
 
@@ -26,15 +24,6 @@ def composed(name: str) -> dict[str, Any]:
 @cache
 def text_of(name: str) -> str:
     return find_recipe(name).read_text()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Relative paths of a recipe lead to an empty folder, and the speed of the machine is not measured for each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "_product_speed", lambda device: 1e9)
-        patch.chdir(tmp_path_factory.mktemp("empty"))
-        yield
 
 
 def planned(data: dict[str, Any]) -> None:

@@ -242,12 +242,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "join": (with_step(compose=["stories", "maths"], join="shared_liner"), "unknown join 'shared_liner'. Did you mean"),
     "freeze": (
         with_step(**composed(train={"freeze": ["router"]})),
-        "'router' is not one of paths, joins, blocks, routers",
+        "'router' is not one of paths, joins, blocks, modules, routers",
     ),
     "seeds": ({"seeds": [1, 1]}, "seeds: give at least one, each once"),
     "a circle": (
         {"steps": {"a": {"of": "b", "train": {}}, "b": {"of": "c", "train": {}}, "c": {"of": "a", "train": {}}}},
         "steps.a: steps read each other in a circle: a -> b -> c -> a",
+    ),
+    "a circle of teachers": (
+        {"steps": {"a": {"distil": {"teacher": "b"}}, "b": {"distil": {"teacher": "a"}}}},
+        "steps.a: steps read each other in a circle: a -> b -> a",
+    ),
+    "no held-out text": (
+        {"domains": {"stories": {"source": "stories", "holdout": 0}}, "steps": DENSE},
+        "domains.stories.holdout: a study compares its models on held-out text of every domain, and this has none",
     ),
     "itself": (with_step(of="x", train={}), "steps.x: it reads itself"),
     "several at once": (with_step(model={"widht": 3}) | {"epoch": 2}, "unknown key 'epoch'"),

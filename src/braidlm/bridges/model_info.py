@@ -154,6 +154,9 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
     ]
     if encode(architecture.norm) != encode(block.norm):
         problems.append(f"the norm before the head differs from that of the blocks; {title} has one kind throughout")
+    for what, part in {"attention": block.attention, "the feed-forward": block.feed}.items():
+        if getattr(part.options, "experts", None) is not None:
+            problems.append(f"{what} has experts; {title}'s has none")
     if architecture.embedding.kind != "tokens":
         problems.append(f"the embedding is '{architecture.embedding.kind}'; {title} embeds tokens")
     if architecture.head.kind != "linear":

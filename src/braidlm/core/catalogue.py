@@ -4,6 +4,7 @@ import ast
 import inspect
 import textwrap
 from dataclasses import MISSING, fields
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from braidlm.model.config.registry import PARTS, Registry, import_files
 from braidlm.model.config.strict import encode
 
 
+@cache
 def attribute_docs(cls: type) -> dict[str, str]:
     """The docstring of each attribute of a class, inherited ones included."""
     docs: dict[str, str] = {}

@@ -134,11 +134,14 @@ class Study:
         if not self.steps:
             raise BraidError("steps: nothing to do: name at least one step")
         check_folder_name("name", self.name)
-        for name in self.domains:
+        for name, domain in self.domains.items():
             check_folder_name("domains", name)
+            if not domain.holdout and not domain.has_validation:
+                why = "a study compares its models on held-out text of every domain, and this has none"
+                raise BraidError(f"domains.{name}.holdout: {why}")
         self._raise(self._check)
         self.order = list(self._sorted())
-        self._raise(self._check_seeds)
+        self._raise(self._check_sources)
 
     def _raise(self, check: Callable[[str], Iterator[str]]) -> None:
         """Tell the problems of all steps in one error; each begins with the part of the key after the step's name."""
@@ -154,28 +157,27 @@ class Study:
                 yield f".train.domains: there is no domain '{domain}'.{did_you_mean(domain, self.domains)}"
         if step.train is not None and step.train.text != "all" and self.kept is None:
             yield f".train.text: how much text is {step.train.text} is not said; give the study `kept: 0.6`"
-        if isinstance(step, DistilStep) and step.distil.teacher in self.steps and self.model_of(name) is None:
-            yield f".model: missing; '{step.distil.teacher}' was not trained with an architecture of its own"
         for other in step.reads:
             key = ".distil.teacher" if isinstance(step, DistilStep) else f".{step.kind}"
             if other == name:
                 yield ": it reads itself"
-            elif other not in self.steps:
-                if not hasattr(step, "of"):  # `of` may name a folder
-                    yield f"{key}: there is no step '{other}'.{did_you_mean(other, self.steps)}"
-            elif isinstance(step, (ComposeStep, AverageStep)) and step.join.kind != MODULES and self._is_edited(other):
-                yield f"{key}: '{other}' is edited, and what it becomes is not known before it is made"
+            elif other not in self.steps and not hasattr(step, "of"):  # `of` may name a folder
+                yield f"{key}: there is no step '{other}'.{did_you_mean(other, self.steps)}"
+
+    def _check_sources(self, name: str) -> Iterator[str]:
+        """What is wrong with the models that a step reads, and with its seeds, where no steps read each other."""
+        step = self.steps[name]
+        if isinstance(step, DistilStep) and self.model_of(name) is None:
+            yield f".model: missing; '{step.distil.teacher}' was not trained with an architecture of its own"
+        composed = isinstance(step, (ComposeStep, AverageStep)) and step.join.kind != MODULES
+        for other in filter(self._is_edited, step.reads if composed else ()):
+            yield f".{step.kind}: '{other}' is edited, and what it becomes is not known before it is made"
+        yield from self._check_seeds(name)
 
     def _is_edited(self, name: str) -> bool:
-        """Whether a model is edited, or made of one that is; a circle of names is found elsewhere."""
-        seen: list[str] = []
-        while name in self.steps and name not in seen:
-            step = self.steps[name]
-            if isinstance(step, EditStep):
-                return True
-            seen.append(name)
-            name = (getattr(step, "of", None) or "") if isinstance(step, TrainStep) else ""
-        return False
+        """Whether a model is edited, or made of one that is."""
+        step = self.steps.get(name)
+        return isinstance(step, EditStep) or (isinstance(step, TrainStep) and self._is_edited(step.of or ""))
 
     def _sorted(self) -> Iterator[str]:
         """The steps in the order of the recipe, but each after those that it reads."""

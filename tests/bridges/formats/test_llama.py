@@ -161,6 +161,8 @@ REFUSED = [
     ({"block": {"attention": {"window": 8}}}, "attention has a sliding window of 8; Llama's sees everything before"),
     ({"block": {"attention": {"out_projection": False}}}, "attention has no output projection"),
     ({"block": {"attention": {"heads": 3, "head_dim": 8}}}, "the width 32 is not a multiple of 3 heads"),
+    ({"block": {"attention": {"experts": 2}}}, "attention has experts; Llama's has none"),
+    ({"block": {"feed": {"experts": 2}}}, "the feed-forward has experts; Llama's has none"),
     ({"head": {"bias": True}}, "the head has a bias; Llama's has none"),
     (
         {"stages": ["block", {"block": {"feed": "geglu"}}]},
