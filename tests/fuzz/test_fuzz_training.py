@@ -19,9 +19,11 @@ from braidlm.studies.show import show
 from braidlm.training.loop import Trainer
 from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
 from braidlm.training.train import train
+from tests.edits.small_models import BANKS
 from tests.fuzz.choices import CASES, architecture_of, options_of
 from tests.fuzz.honesty import honest
 from tests.fuzz.mutations import seeded
+from tests.tiny_decoders import save_decoder
 from tests.tiny_models import BASE, tiny_model
 from tests.training.tiny_runs import weight_bytes
 
@@ -51,22 +53,26 @@ KNOWN: dict[str, list[Any]] = {
 
 
 @pytest.fixture(scope="module")
-def trained(sets: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model to start from, or to learn from."""
-    tokenizer = load_tokenizer(sets["stories"])
-    model = tiny_model(vocab_size=tokenizer.vocab_size)
-    return save_model(model, tmp_path_factory.mktemp("trained") / "model", tokenizer, {"made_by": "a test"})
+def trained(sets: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Models to start from, or to learn from: dense, of experts with gates, and a decoder of transformers."""
+    tokenizer, home = load_tokenizer(sets["stories"]), tmp_path_factory.mktemp("trained")
+    for name, changes in {"dense": {}, "gated": BANKS | {"gates": {"kind": "vector"}}}.items():
+        save_model(
+            tiny_model(vocab_size=tokenizer.vocab_size, **changes), home / name, tokenizer, {"made_by": "a test"}
+        )
+    save_decoder("llama", Path(sets["stories"]), home / "decoder")
+    return {name: str(home / name) for name in ("dense", "gated", "decoder")}
 
 
 @seeded(16)
 @given(CASES)
 def test_features_together(
-    sets: dict[str, str], trained: Path, tmp_path_factory: pytest.TempPathFactory, rng: Random
+    sets: dict[str, str], trained: dict[str, str], tmp_path_factory: pytest.TempPathFactory, rng: Random
 ) -> None:
     """What a finished run has made can be shown and generates, the run goes on with a larger budget, and one that was
     stopped and goes on ends with the same weights."""
     home = tmp_path_factory.mktemp("runs")
-    recipe = recipe_of(rng, sets, str(trained), home / "run")
+    recipe = recipe_of(rng, sets, trained, home / "run")
     note(f"recipe {recipe}")
     with honest():
         made = train(recipe, device="cpu").model
@@ -95,8 +101,8 @@ def stopping_after(steps: int) -> Iterator[None]:
         yield
 
 
-def recipe_of(rng: Random, sets: dict[str, str], trained: str, out: Path) -> dict[str, Any]:
-    known = KNOWN | {"teachers": [[trained], [trained, trained], ["nothing"]]}
+def recipe_of(rng: Random, sets: dict[str, str], trained: dict[str, str], out: Path) -> dict[str, Any]:
+    known = KNOWN | {"teachers": [[trained["dense"]], [trained["dense"], trained["gated"]], ["nothing"]]}
     chosen = rng.sample(list(sets), rng.randint(1, 2))
     recipe: dict[str, Any] = {
         "out": str(out),
@@ -108,8 +114,10 @@ def recipe_of(rng: Random, sets: dict[str, str], trained: str, out: Path) -> dic
     recipe["data"] = {"length": 16} | recipe["data"]
     for name in rng.sample(list(SECTIONS), rng.randint(0, 2)):
         recipe[name] = options_of(rng, SECTIONS[name], known)
-    if rng.random() < 0.25:
-        recipe["start_from"] = trained
+    if rng.random() < 0.1:
+        recipe["decoder"] = trained["decoder"]
+    elif rng.random() < 0.25:
+        recipe["start_from"] = trained[rng.choice(["dense", "gated"])]
     else:
         recipe["model"] = {**BASE, **architecture_of(rng)}
     return recipe

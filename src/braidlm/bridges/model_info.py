@@ -70,6 +70,11 @@ class ModelInfo:
         return self.model.model.stages[0].layers[0].attention
 
     @property
+    def has_plain_attention(self) -> bool:
+        """Whether the blocks' attention is one softmax attention, and no bank of experts."""
+        return self.is_stack and self.block.attention.kind == "softmax" and self.block.attention.options.experts is None
+
+    @property
     def windows(self) -> list[int | None]:
         """The sliding window of each block's attention; None: it sees everything before."""
         options = [stage.options for stage in self.architecture.stages]

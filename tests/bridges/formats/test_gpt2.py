@@ -188,6 +188,7 @@ REFUSED = [
     ({"block": {**BLOCK, "attention": {"heads": 4, "head_dim": 4}}}, "4 heads of 4 do not make the width 32"),
     ({"block": {**BLOCK, "attention": {"heads": 4, "window": 8}}}, "attention has a sliding window of 8"),
     ({"block": {**BLOCK, "attention": {"heads": 4, "out_projection": False}}}, "attention has no output projection"),
+    ({"block": {**BLOCK, "attention": {"heads": 4, "experts": 2}}}, "attention has experts; GPT-2's has none"),
     ({"head": {"bias": True}}, "the head has a bias; GPT-2's has none"),
     (
         {"stages": ["block", {"block": {"feed": {"hidden": 64}, "norm": {"eps": 0.1}}}]},

@@ -80,7 +80,7 @@ class GPT2Bridge(HuggingFaceBridge):
 
     def export_problems(self, info: ModelInfo) -> list[str]:
         problems = stack_problems(info, self.title, "learned", "layer", "mlp")
-        if info.is_stack and info.block.attention.kind == "softmax":
+        if info.has_plain_attention:
             heads, kv_heads, size = info.attention.heads, info.attention.kv_heads, info.attention.head_dim
             problems += window_problems(info, self.title)
             if kv_heads != heads:

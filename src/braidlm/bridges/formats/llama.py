@@ -111,7 +111,7 @@ class LlamaBridge(HuggingFaceBridge):
             problems.append(f"rotary positions are scaled by '{scaling.kind}'; {has}")
         if info.block.feed.kind == "swiglu" and info.block.feed.options.learned_beta:
             problems.append(f"SwiGLU has a learned beta (learned_beta: true); {self.title}'s has none")
-        if info.block.attention.kind == "softmax" and info.block.attention.options.experts is None:
+        if info.has_plain_attention:
             heads, width = info.block.attention.options.heads, info.architecture.width
             if width % heads:
                 problems.append(f"the width {width} is not a multiple of {heads} heads, which {self.title} demands")
