@@ -27,6 +27,7 @@ NEW: dict[str, str] = {
     r"list tasks > bmlama53_of_3": "mLAMA with three options, as ModuleFormer asks it",
     r"Verbs > braid show > --(gpus?|per-machine|within|between|utilisation)": "plans of trainings on many GPUs",
     r"Verbs > braid (train|eval|prepare) > --cluster": "jobs on the nodes of a Ray cluster",
+    r".*edit > prune > (--)?(heads|channels|layers)": "structured pruning of dense models",
     r"edit > select > --before": "every gate before a layer goes, as in Self-MoE's Table 6",
     r"(Recipes|list recipes) > papers/.*/(table[17]|compressed|selection|code|balance|thresholds|base-as-printed)": "a "
     "recipe for every table of the papers that needs no new mechanism",

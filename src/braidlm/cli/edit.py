@@ -16,6 +16,7 @@ EPILOG = """examples:
   braid edit select runs/gated --text maths.txt --rule smallest-change --out models/selected --report why
   braid edit prune runs/modules --text python.txt --threshold 0.01 --out models/small --dry-run
   braid edit prune models/big --text data/packed --keep 0.6 --out models/small
+  braid edit prune models/dense --text data/packed --heads 4 --channels 256 --layers 6 --out models/small
   braid edit factorize runs/stories --energy 0.9 --text dev.txt --out models/narrow
   braid edit quantize runs/stories --scheme int8 --text dev.txt --out models/int8
   braid edit sparsify runs/stories --pattern 2:4 --text dev.txt --out models/sparse

@@ -1,6 +1,6 @@
 """The modules of a model: which blocks have experts, the tensors with a row for each, and how much a text uses each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -163,8 +163,10 @@ def all_modules(source: OpenedBraid) -> list[Modules]:
     modules = [one for layer in layers_of(source.info) for one in modules_of(layer)]
     if not modules:
         in_paths = any(isinstance(module, TopKRouter) for module in source.info.model.modules())
-        todo = "Experts of paths and projections cannot be pruned; `--without` switches them off." if in_paths else None
-        raise BraidError("this model has no experts in its blocks: there is nothing to prune", source.title, todo)
+        todo = "Experts of paths and projections cannot be pruned; `--without` switches them off."
+        if not in_paths:
+            todo = "`--heads N`, `--channels N` and `--layers N` say how many of a dense model stay."
+        raise BraidError("this model has no experts in its blocks that could be pruned", source.title, todo)
     return modules
 
 
@@ -174,7 +176,6 @@ def calibration_texts(source: OpenedModel, text: str, tokens: int) -> list[Seque
     return [document.ids for document in data.texts(source.tokenizer)]
 
 
-@torch.no_grad()
 def measure_usage(
     model: BraidForCausalLM,
     modules: Sequence[Modules],
@@ -183,27 +184,42 @@ def measure_usage(
     batch: int = 8,
 ) -> Usage:
     """The sum over all tokens of how often a module was chosen, or of its weight times the norm of its output."""
-    usage = {one.address: torch.zeros(len(one.names), dtype=torch.float64) for one in modules}
+
+    def used(part: Any, inputs: tuple[Any, ...], output: Any) -> Tensor:
+        routing = output[1][0]
+        if criterion == "frequency":
+            return torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
+        if hasattr(part, "scope"):
+            inputs = (inputs[0], span_for_scope(routing, inputs[1], part.scope))
+        norms_BTN: Tensor = part.expert_outputs(*inputs).float().norm(dim=-1).permute(1, 2, 0)
+        return routing.weights_BTN * norms_BTN
+
+    return sums_over_tokens(model, {one.address: used for one in modules}, texts, "use of modules", batch)
+
+
+Measure = Callable[[Any, tuple[Any, ...], Any], Tensor]
+"""Of a part, its inputs and its output: a number for each token and each of its units, [batch, time, unit]."""
+
+
+@torch.no_grad()
+def sums_over_tokens(
+    model: BraidForCausalLM, measures: Mapping[str, Measure], texts: Sequence[Sequence[int]], what: str, batch: int = 8
+) -> Usage:
+    """By the address of a part, what is measured of it, summed over all tokens of these texts."""
+    sums: Usage = {}
     real: Tensor  # the mask of real tokens
 
     def add(address: str, part: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        routing = output[1][0]
-        if criterion == "frequency":
-            used = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
-        else:
-            if hasattr(part, "scope"):
-                inputs = (inputs[0], span_for_scope(routing, inputs[1], part.scope))
-            used = routing.weights_BTN * part.expert_outputs(*inputs).float().norm(dim=-1).permute(1, 2, 0)
-        usage[address] += (used * real[..., None]).sum((0, 1)).double().cpu()
+        own = (measures[address](part, inputs, output) * real[..., None]).sum((0, 1)).double().cpu()
+        sums[address] = sums[address] + own if address in sums else own
 
     total, done = sum(map(len, texts)), 0
-    with ExitStack() as hooks, console.progress("use of modules", total, "tokens") as advance:
-        for one in modules:
-            handle = model.get_submodule(one.address).register_forward_hook(partial(add, one.address))
-            hooks.callback(handle.remove)
+    with ExitStack() as hooks, console.progress(what, total, "tokens") as advance:
+        for address in measures:
+            hooks.callback(model.get_submodule(address).register_forward_hook(partial(add, address)).remove)
         for windows in windows_of(texts, model.config.max_position_embeddings, batch):
             ids, real = windows.padded(model.device)
             model.model(ids, attention_mask=real, use_cache=False)
             done += windows.tokens
             advance(done, "")
-    return usage
+    return sums

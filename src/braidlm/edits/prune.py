@@ -1,26 +1,32 @@
-"""`braid edit prune`: leave out the modules that a task hardly uses (ModuleFormer, section 5.3)."""
+"""`braid edit prune`: leave out what a task hardly uses: modules (ModuleFormer, section 5.3), or heads, channels and
+layers of dense blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.edits.account import SOURCE, Part, chosen_rows, from_source, parameters, planned, staying
 from braidlm.edits.criteria import Criterion, Normalisation
+from braidlm.edits.dense import measure_importance, with_fewer
 from braidlm.edits.edit import Edit, EditPlan, edits
+from braidlm.edits.matrices import measure_beside
 from braidlm.edits.modules import (
     Modules,
     Usage,
     all_modules,
     calibrate,
+    calibration_texts,
     layers_of,
     modules_of,
     stages_of,
     still_frozen,
 )
-from braidlm.model.config.ranges import Count, Probability, Share
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.ranges import Count, Heads, Layers, Probability, Share, Size
 from braidlm.opening.braid import OpenedBraid
 
 PROBE = 64
@@ -30,9 +36,9 @@ PROBE = 64
 @edits.register("prune")
 @dataclass(frozen=True)
 class Prune(Edit):
-    """Which modules go."""
+    """Which modules go, or how many heads, channels and layers stay."""
 
-    about: ClassVar[str] = "leave out the modules that a text hardly uses"
+    about: ClassVar[str] = "leave out the modules, or the heads, channels and layers, that a text hardly uses"
 
     text: str
     """The calibration text: a file, a folder or packed data of the task."""
@@ -46,13 +52,48 @@ class Prune(Edit):
     """Whether a module's use is divided by that of the layer's most used one (the paper's), or by the layer's sum."""
     tokens: Count = 100_000
     """How many tokens of the text are read."""
+    heads: Heads | None = None
+    """Of a dense model: how many query heads every attention keeps, those that add most to the stream on the text."""
+    channels: Size | None = None
+    """Of a dense model: how many inner channels every feed-forward part keeps, those that add most."""
+    layers: Layers | None = None
+    """Of a dense model: how many of its blocks stay, those that turn the stream most."""
 
     def __post_init__(self) -> None:
-        if (self.threshold is None) == (self.keep is None):
-            raise BraidError("give either a threshold or the share of parameters to keep", todo="`--threshold 0.01`")
+        modules = [self.threshold, self.keep]
+        if self.numbers:
+            if modules != [None, None] or (self.criterion, self.normalise) != ("frequency", "max"):
+                what = "threshold, keep, criterion and normalise choose among modules; heads, channels and layers are"
+                raise BraidError(f"{what} numbers that stay", todo="Prune one after the other, in two edits.")
+        elif modules.count(None) != 1:
+            todo = "`--threshold 0.01`; of a dense model say what stays: `--heads 4 --channels 256 --layers 6`."
+            raise BraidError("give either a threshold or the share of parameters to keep", todo=todo)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """How many heads, channels or layers stay."""
+        return {name: number for name in ("heads", "channels", "layers") if (number := getattr(self, name)) is not None}
 
     def plan(self, source: OpenedBraid) -> EditPlan:
+        if self.numbers:
+            texts = calibration_texts(source, self.text, self.tokens)
+            return self.plan_numbers(source, texts, measure_importance(source, texts))
         return self.plan_for(source, *calibrate(source, self.text, self.tokens, self.criterion))
+
+    def plan_numbers(self, source: OpenedBraid, texts: Sequence[Sequence[int]], importance: Usage) -> EditPlan:
+        """The plan for a dense model whose parts have this importance."""
+        smaller = with_fewer(source, self.numbers, importance)
+        stay = ", ".join(f"{number:,} {name}" for name, number in self.numbers.items())
+        size = staying(source.info.parameters, parameters(smaller.model))
+        notes = list(source.notes)
+        probe = _probe(texts, smaller.config) if smaller.changes_nothing else None
+        if probe is None:
+            notes.append("the model predicts less well now: heal it, with `braid train RECIPE start_from=DIR`")
+        title = f"Prune {source.title} to {stay}: {size}"
+        measure = measure_beside(source, self.text, self.tokens)
+        return EditPlan(
+            title, smaller.model, smaller.account, notes, smaller.details, unchanged_on=probe, measure=measure
+        )
 
     def plan_for(self, source: OpenedBraid, texts: Sequence[Sequence[int]], usage: Usage) -> EditPlan:
         """The plan for a model whose use of modules on these texts has been measured."""
@@ -93,10 +134,7 @@ class Prune(Edit):
             if left < top_k:
                 notes.append(f"{one.address}: a token used {top_k} modules, and {left} are left")
         spared = all(not usage[address][i] for address, indices in dropped.items() for i in indices)
-        probe = None
-        if spared:  # the beginnings of the longest texts
-            length = min(max(map(len, texts)), PROBE, config.max_position_embeddings)
-            probe = torch.tensor([list(text[:length]) for text in texts if len(text) >= length][:2])
+        probe = _probe(texts, config) if spared else None
         return EditPlan(title, model, account, notes, details, unchanged_on=probe)
 
     def _kept(self, source: OpenedBraid, modules: list[Modules], usage: Usage) -> dict[str, list[int]]:
@@ -122,6 +160,12 @@ class Prune(Edit):
             what = f"with one module in every layer {left / total:.1%} of the parameters are left, more than"
             raise BraidError(f"{what} {self.keep:.1%}", todo="Keep a larger share.")
         return kept
+
+
+def _probe(texts: Sequence[Sequence[int]], config: BraidConfig) -> Tensor:
+    """The beginnings of the longest texts."""
+    length = min(max(map(len, texts)), PROBE, config.max_position_embeddings)
+    return torch.tensor([list(text[:length]) for text in texts if len(text) >= length][:2])
 
 
 def _silenced(source: OpenedBraid, one: Modules, dropped: Sequence[int]) -> list[int]:

@@ -149,7 +149,7 @@ def _pruned_models(
             yield source, _point(curve, source.name, WHOLE, source.config)
             usage = _usage(source, texts, criterion, out)
             for point in options.points:
-                prune = Prune(options.text, criterion=criterion, normalise=by, tokens=options.tokens, **point)
+                prune = Prune(options.text, **point, criterion=criterion, normalise=by, tokens=options.tokens)  # type: ignore[arg-type]
                 ((kind, value),) = point.items()
                 words = f"{kind} {value:g}"
                 try:
