@@ -8,6 +8,7 @@ python benchmarks/gguf_texts.py MODEL [MODEL ...] [--prompts 40] [--tokens 60]
 """
 
 import argparse
+import math
 import tempfile
 from itertools import islice
 from pathlib import Path
@@ -64,9 +65,9 @@ def margin(model: Any, prompt: list[int], ours: list[int], theirs: list[int], eo
 
 
 @torch.no_grad()
-def errors(model: Any, theirs: Any, stories: list[list[int]]) -> tuple[float, float]:
-    """Over stories the largest difference of a logit, and the difference of the mean loss."""
-    largest, losses = 0.0, []
+def errors(model: Any, theirs: Any, stories: list[list[int]], tokenizer: BraidTokenizer) -> tuple[float, float, float]:
+    """Over stories the largest difference of a logit, that of the mean loss, and llama.cpp's bits per byte."""
+    largest, losses, total, size = 0.0, [], 0.0, 0
     for ids in stories:
         theirs.reset()
         theirs.eval(ids)
@@ -75,8 +76,9 @@ def errors(model: Any, theirs: Any, stories: list[list[int]]) -> tuple[float, fl
         targets = torch.tensor(ids[1:])
         both = [F.cross_entropy(logits[:-1], targets, reduction="sum").item() for logits in (found, expected)]
         losses.append((both[0] - both[1], len(targets)))
+        total, size = total + both[0], size + len(tokenizer.decode(ids[1:]).encode())
     differences, tokens = (sum(column) for column in zip(*losses, strict=True))
-    return largest, differences / tokens
+    return largest, differences / tokens, total / math.log(2) / size
 
 
 def rows_of(name: str, count: int, length: int) -> list[dict[str, Any]]:
@@ -99,7 +101,7 @@ def rows_of(name: str, count: int, length: int) -> list[dict[str, Any]]:
                 found = [their_greedy(theirs, prompt, length) for prompt in prompts]
                 pairs = [pair for pair in zip(prompts, texts, found, strict=True) if pair[1] != pair[2]]
                 margins = [margin(model, *pair, tokenizer.eos_id) for pair in pairs]
-                largest, loss = errors(model, theirs, whole)
+                largest, loss, bits = errors(model, theirs, whole, tokenizer)
                 rows.append(
                     {
                         "model": open_model(name).title,
@@ -108,6 +110,7 @@ def rows_of(name: str, count: int, length: int) -> list[dict[str, Any]]:
                         "MB": path.stat().st_size / 1e6,
                         "largest error of a logit": largest,
                         "loss": loss,
+                        "bits per byte": bits,
                         "equal texts": f"{count - len(pairs)} of {count}",
                         "largest margin": max(margins, default=0.0),
                     }

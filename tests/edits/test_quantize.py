@@ -141,6 +141,9 @@ def test_a_folder_is_small_and_its_text_costs_the_same(tmp_path: Path, capsys: p
     assert main(["show", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert f"weights, compressed         {after['weights_bytes'] / 1000:.3g} kB" in shown
+    assert f"weights, on disk            {sizes[1] / 1000:.3g} kB" in shown
+    assert "float32" not in shown.replace("cache of one text, float32", "")
+    assert "training state" not in shown
     assert main(["generate", str(tmp_path / "out"), "The cat", "--max-tokens", "3"]) == 0
 
 

@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     direction.add_argument("--to", metavar="FORMAT", help=about)
     add("--config", metavar="FILE", help="with papaformer: a JSON file of its options, such as the number of heads")
-    about = "with --to gguf: the type of the matrices, f32 (default), f16, bf16 or q8_0"
+    about = "with --to gguf: the type of the matrices, f32 (default), f16, bf16, q8_0, q5_0 or q4_0, or a mixture by "
+    about += "llama.cpp's own quantiser, where llama-cpp-python is installed: q6_k, q5_k_m or q4_k_m"
     add("--dtype", metavar="TYPE", help=about)
     add("--out", metavar="DIR", help="the folder to write, with gguf the file; it must not exist yet")
     add("--dry-run", action="store_true", help="show what would become what, and write nothing")

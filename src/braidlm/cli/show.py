@@ -23,6 +23,7 @@ EPILOG = """examples:
   braid show tiny/llama --gpus 64 --gpu H100 --between 25
 """
 MEMORY = {
+    "weights_on_disk": "weights, on disk",
     "weights_compressed": "weights, compressed",
     "weights_float32": "weights, float32",
     "weights_bfloat16": "weights, bf16",
@@ -39,6 +40,7 @@ COMPARED = {
     "width": "width",
     "context": "context",
     "vocabulary": "vocab_size",
+    "weights, on disk": "memory.weights_on_disk",
     "weights, float32": "memory.weights_float32",
     "made by": "lineage.made_by",
     "trained steps": "lineage.training.steps",
@@ -210,7 +212,8 @@ def _found(facts: dict[str, Any], label: str) -> str:
     value: Any = facts
     for key in COMPARED[label].split("."):
         value = (value or {}).get(key)
-    form = {"weights, float32": size, "bits per byte": "{:.4f}".format, "tokenizer": lambda text: text[:16]}
+    form = {"bits per byte": "{:.4f}".format, "tokenizer": lambda text: text[:16]}
+    form |= {"weights, on disk": size, "weights, float32": size}
     return "-" if value is None else form.get(label, _value)(value)
 
 

@@ -200,7 +200,7 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
     with errors_at(name):
         facts = costs_and_kernels(BraidConfig(architecture, vocab_size or ASSUMED_VOCABULARY), length)
     with collecting(notes):
-        needed = facts["memory"]["training_adamw"]
+        needed = facts["memory"].get("training_adamw", 0)  # what is quantised is not trained
         check_memory(needed, torch.device(choose_device("auto")), "weights, gradients and AdamW's two moments need")
     seconds = tokens and training_seconds(tokens, facts["flops_per_token"], training_speed())
     facts |= {"expected_seconds": seconds, "vocab_size_assumed": vocab_size is None, "lineage": None, "tokenizer": None}
@@ -238,6 +238,7 @@ def folder_facts(opened: OpenedModel, length: int | None = None) -> dict[str, An
         recorded = (lineage or {}).get("tokenizer")
         if fingerprint and recorded and fingerprint != recorded:
             problems.append("the tokenizer is not the one the model was made with (another fingerprint)")
+    costs["memory"] = {"weights_on_disk": opened.disk_bytes, **costs["memory"]}
     facts = {"name": str(opened.folder), **costs, "vocab_size_assumed": False, "lineage": lineage}
     return facts | {"tokenizer": fingerprint, "recipe": recipe, "notes": notes, "problems": problems}
 

@@ -50,6 +50,36 @@ def test_logits(tmp_path, architecture):
     assert np.abs(theirs.scores[: len(ids)] - expected).max() <= tolerance
 
 
+WIDE = {**LLAMA, "width": 256, "block": {"attention": {"heads": 4}, "feed": {"hidden": 256}}}
+SMALLER = {
+    "q8_0": (0.28, 0.15),
+    "q6_k": (0.22, 0.3),
+    "q5_k_m": (0.19, 0.5),
+    "q5_0": (0.19, 0.5),
+    "q4_k_m": (0.165, 0.8),
+    "q4_0": (0.16, 0.9),
+}
+"""How large a file is at most, as a share of float32, and how far a logit may be from ours, as a share of the largest.
+The random weights of these models are rounded worse than trained ones."""
+
+
+@pytest.mark.parametrize("dtype", SMALLER)
+@torch.no_grad()
+def test_smaller_types(tmp_path, dtype):
+    ours = saved_braid(tmp_path / "braid", WIDE)
+    for kind in ("f32", dtype):
+        convert(tmp_path / "braid", tmp_path / f"{kind}.gguf", to="gguf", dtype=kind)
+    theirs = opened(tmp_path / f"{dtype}.gguf", logits_all=True)
+    ids = torch.randint(0, 258, (20,), generator=torch.Generator().manual_seed(1))
+    theirs.eval(ids.tolist())
+    expected = ours(ids[None]).logits[0].numpy()
+    sizes = [(tmp_path / f"{kind}.gguf").stat().st_size for kind in (dtype, "f32")]
+    most, distance = SMALLER[dtype]
+    assert sizes[0] / sizes[1] < most
+    assert np.abs(theirs.scores[: len(ids)] - expected).max() < distance * np.abs(expected).max()
+    assert "braid.lineage" in theirs.metadata
+
+
 @pytest.mark.parametrize("architecture", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_greedy_texts(tmp_path, architecture):
     ours = saved_braid(tmp_path / "braid", architecture)

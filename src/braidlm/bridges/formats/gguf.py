@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -214,18 +215,55 @@ def pre_tokenizer_name(tokenizer: BraidTokenizer) -> str | None:
     return next((name for name, known in PRE_TOKENIZERS.items() if known == way), None)
 
 
-FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+FILE_TYPES = {
+    "f32": "ALL_F32",
+    "f16": "MOSTLY_F16",
+    "bf16": "MOSTLY_BF16",
+    "q8_0": "MOSTLY_Q8_0",
+    "q5_0": "MOSTLY_Q5_0",
+    "q4_0": "MOSTLY_Q4_0",
+    "q6_k": "MOSTLY_Q6_K",
+    "q5_k_m": "MOSTLY_Q5_K_M",
+    "q4_k_m": "MOSTLY_Q4_K_M",
+}
 """The types of matrices, and llama.cpp's names for files of them."""
-POSITIONS = "position_embd.weight"
+BLOCK_TYPES = ("q8_0", "q5_0", "q4_0")
+"""Types with a scale for every 32 numbers of a row, which the gguf package computes."""
+MIXTURES = ("q6_k", "q5_k_m", "q4_k_m")
+"""Files whose matrices are of several types with scales for 256 numbers: llama.cpp's own quantiser chooses and computes
+them, since the gguf package only reads such types."""
+POSITIONS, EMBEDDING, HEAD = "position_embd.weight", "token_embd.weight", "output.weight"
 BLOCK = 32
-"""q8_0 has a scale for so many numbers of a row."""
 
 
 def stored_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
-    """The type of one tensor: vectors and learned positions stay f32, as in llama.cpp's own conversions."""
-    if len(shape) < 2 or name == POSITIONS:
+    """The type of one tensor: vectors and learned positions stay f32, as in llama.cpp's own conversions; below 8 bits
+    embedding and head keep 8."""
+    if len(shape) < 2 or name == POSITIONS or dtype in MIXTURES:
         return "f32"
-    return "f16" if dtype == "q8_0" and shape[-1] % BLOCK else dtype
+    if dtype in BLOCK_TYPES and shape[-1] % BLOCK:
+        return "f16"
+    return "q8_0" if dtype in BLOCK_TYPES and name in (EMBEDDING, HEAD) else dtype
+
+
+def import_llama_cpp() -> ModuleType:
+    """The package with llama.cpp's library, or an error that says how to get it."""
+    try:
+        import llama_cpp
+    except ImportError:
+        kinds = ", ".join(MIXTURES)
+        todo = "pip install llama-cpp-python, or write f32 and run llama.cpp's `llama-quantize` on the file."
+        raise BraidError(f"{kinds} are made by llama.cpp's own quantiser, which is not installed", todo=todo) from None
+    return llama_cpp
+
+
+def quantised_by_llama_cpp(source: Path, target: Path, dtype: str) -> None:
+    """Write a file of float32 as one of these mixtures."""
+    llama_cpp = import_llama_cpp()
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype, options.nthread = import_gguf().LlamaFileType[FILE_TYPES[dtype]], torch.get_num_threads()
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), options):
+        raise BraidError(f"llama.cpp's quantiser could not write {dtype}", str(target), "Its messages are above.")
 
 
 @dataclass(frozen=True)
@@ -246,28 +284,36 @@ class GgufTarget(ExportTarget):
         probe: Probe,
     ) -> None:
         assert tokenizer is not None  # a model without one was refused
+        with atomic_file(out) as scratch, TemporaryDirectory(prefix="braid-") as folder:
+            written = Path(folder) / "f32.gguf" if self.dtype in MIXTURES else scratch
+            self._write_file(written, out.stem, tensors, tokenizer, lineage)
+            if written is not scratch:
+                quantised_by_llama_cpp(written, scratch, self.dtype)
+
+    def _write_file(
+        self, path: Path, name: str, tensors: dict[str, Tensor], tokenizer: BraidTokenizer, lineage: dict[str, Any]
+    ) -> None:
         gguf = import_gguf()
-        with atomic_file(out) as scratch:
-            writer = gguf.GGUFWriter(scratch, self.architecture.name)
-            writer.add_type("model")
-            writer.add_name(out.stem)
-            writer.add_description(f"Made with Braid (the Python package braidlm): {lineage['made_by']}.")
-            if licence := licence_of(lineage):
-                writer.add_license(licence)
-            writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[self.dtype]])
-            writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-            writer.add_string("braid.lineage", json.dumps(lineage, ensure_ascii=False))
-            self.architecture.add_hyperparameters(writer, self.info)
-            Vocabulary(tokenizer, self.info.config.vocab_size).add_to(writer, gguf.TokenType)
-            for name, tensor in (tensors | self.architecture.constants(self.info)).items():
-                kind = gguf.GGMLQuantizationType[stored_type(name, tuple(tensor.shape), self.dtype).upper()]
-                writer.add_tensor(name, _quantised(gguf, name, tensor, kind), raw_dtype=kind)
-            try:
-                writer.write_header_to_file()
-                writer.write_kv_data_to_file()
-                writer.write_tensors_to_file()
-            finally:
-                writer.close()
+        writer = gguf.GGUFWriter(path, self.architecture.name)
+        writer.add_type("model")
+        writer.add_name(name)
+        writer.add_description(f"Made with Braid (the Python package braidlm): {lineage['made_by']}.")
+        if licence := licence_of(lineage):
+            writer.add_license(licence)
+        writer.add_file_type(gguf.LlamaFileType[FILE_TYPES["f32" if self.dtype in MIXTURES else self.dtype]])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        writer.add_string("braid.lineage", json.dumps(lineage, ensure_ascii=False))
+        self.architecture.add_hyperparameters(writer, self.info)
+        Vocabulary(tokenizer, self.info.config.vocab_size).add_to(writer, gguf.TokenType)
+        for tensor_name, tensor in (tensors | self.architecture.constants(self.info)).items():
+            kind = gguf.GGMLQuantizationType[stored_type(tensor_name, tuple(tensor.shape), self.dtype).upper()]
+            writer.add_tensor(tensor_name, _quantised(gguf, tensor_name, tensor, kind), raw_dtype=kind)
+        try:
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()
 
 
 def _quantised(gguf: Any, name: str, tensor: Tensor, kind: Any) -> np.ndarray:
@@ -311,6 +357,8 @@ class GgufBridge(ExportingBridge):
             yield replace(mapping, foreign=tuple(map(rename, mapping.foreign)), transposed=False)
 
     def target(self, info: ModelInfo) -> ExportTarget:
+        if self.dtype in MIXTURES:
+            import_llama_cpp()
         rename = (architecture := _architecture(info)).renamed(info)
         transposed = {name for mapping in architecture.mappings(info) if mapping.transposed for name in mapping.foreign}
         shapes = architecture.target(info).shapes.items()
@@ -321,9 +369,13 @@ class GgufBridge(ExportingBridge):
         """The types of what is not f32; dropout is not mentioned, which no file for inference has."""
         if (own := self.dtype) == "f32":
             return []
+        if own in MIXTURES:
+            return [f"llama.cpp's quantiser writes {own}; matrices whose rows 256 does not divide get a larger type"]
         notes = [f"matrices are written as {own}; vectors and learned positions stay f32"]
+        if own in BLOCK_TYPES[1:]:
+            notes.append("embedding and head are q8_0")
         shapes = self.foreign_shapes(info, self.checked_mappings(info)).items()
-        others = {shape[-1] for name, shape in shapes if stored_type(name, shape, own) not in ("f32", own)}
+        others = {shape[-1] for name, shape in shapes if stored_type(name, shape, own) == "f16" != own}
         if widths := ", ".join(map(str, sorted(others))):
             notes.append(f"{own} needs rows of a multiple of {BLOCK}; matrices with rows of {widths} are f16")
         return notes

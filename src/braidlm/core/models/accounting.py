@@ -106,12 +106,15 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
 def cost_facts(cost: Cost, length: int, cached: int, compressed: int | None = None, **others: Any) -> dict[str, Any]:
     """What is told of a model: its cost at sequences of `length`, other facts, and bytes of memory.
 
-    `cached` are the numbers that a token leaves in the cache, and `compressed` the bytes of compressed weights.
+    `cached` are the numbers that a token leaves in the cache, and `compressed` the bytes of compressed weights. Those
+    of a model that cannot be trained are never floating point numbers.
     """
     memory = {} if compressed is None else {"weights_compressed": compressed}
-    memory |= {"weights_float32": 4 * cost.parameters, "weights_bfloat16": 2 * cost.parameters}
-    # Weights, gradients and two moments in float32; activations come on top.
-    memory |= {"training_adamw": 16 * cost.parameters, "cache_float32": 4 * cached * length}
+    if others.get("trainable", True):
+        memory |= {"weights_float32": 4 * cost.parameters, "weights_bfloat16": 2 * cost.parameters}
+        # Weights, gradients and two moments in float32; activations come on top.
+        memory["training_adamw"] = 16 * cost.parameters
+    memory["cache_float32"] = 4 * cached * length
     return {**vars(cost), "length": length, **others, "memory": memory}
 
 
