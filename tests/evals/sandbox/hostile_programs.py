@@ -211,6 +211,10 @@ ATTEMPTS = {
     "another root": "call('pivot_root', b'.', b'.')",
     "chroot": "os.chroot('.')",
     "name of the machine": "checked(libc.sethostname(b'mine', 4))",
+    "attributes": "os.getxattr(TOOL, 'user.x')",
+    "names of attributes": "os.listxattr(TOOL)",
+    "a descriptor on its way": "socket.socketpair()[0].sendmsg([b'x'])",
+    "hiding open files": "checked(libc.prctl(4, 0, 0, 0, 0))",
     # the kernel
     "key": "call('add_key', b'user', b'braid', b'x', 1, -3)",
     "keyring": "call('keyctl', 1, 0)",
@@ -239,6 +243,35 @@ _ADRIFT = (
 )
 _LARGE_FILE = "f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))"
 _FULL_DISK = "for i in range(999): open(str(i), 'wb').write(bytes(1 << 20))"
+_UNNAMED = """
+import mmap, os, time
+for i in range(60):
+    file = os.open(str(i), os.O_RDWR | os.O_CREAT)
+    for _ in range(15):
+        os.write(file, bytes(1 << 20))
+    KEEP
+    os.unlink(str(i))
+time.sleep(9)
+"""
+_UNLINKED = _UNNAMED.replace("KEEP", "")
+_MAPPED = _UNNAMED.replace("KEEP", "kept = [*(kept if i else []), mmap.mmap(file, 4096)]; os.close(file)")
+_IN_THREADS = """
+import ctypes, os, threading, time
+def work(i):
+    ctypes.CDLL(None).syscall(NUMBER, 2**31 - 1, 2**31 - 1, 2)  # close_range: this thread has descriptors of its own
+    file = os.open(str(i), os.O_RDWR | os.O_CREAT)
+    try:
+        for _ in range(15):
+            os.write(file, bytes(1 << 20))
+    except OSError as error:
+        os.write(2, str(error).encode())
+        os._exit(1)
+    os.unlink(str(i))
+    time.sleep(9)
+for i in range(16):
+    threading.Thread(target=work, args=(i,)).start()
+""".replace("NUMBER", "436")
+_FULL = "more than 64 MB of files|No space left"
 _TOO_MANY = "made more than 10,000 files or 1,000 folders|No space left"
 
 FLOODS: dict[str, tuple[str, dict, str]] = {
@@ -260,7 +293,10 @@ FLOODS: dict[str, tuple[str, dict, str]] = {
     "folders": ("import os\nfor i in range(60000): os.mkdir(str(i))", {}, _TOO_MANY),
     "hidden folders": ("import os\nos.mkdir('x', 0o300)\nfor i in range(60000): os.mkdir(f'x/{i}')", {}, _TOO_MANY),
     "files": ("for i in range(60000): open(str(i), 'w').close()", {}, _TOO_MANY),
-    "full disk": (_FULL_DISK, {}, "more than 64 MB of files|No space left"),
+    "full disk": (_FULL_DISK, {}, _FULL),
+    "files without a name": (_UNLINKED, {}, _FULL),
+    "mapped files without a name": (_MAPPED, {}, _FULL),
+    "files without a name in threads": (_IN_THREADS, {"wall": 3}, _FULL),
 }  # fmt: skip
 """Programs, limits, and what is said of them ("|" between the words of different isolations); "" for those that end."""
 

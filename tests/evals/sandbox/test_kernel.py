@@ -7,7 +7,8 @@ import pytest
 
 from braidlm.evals.sandbox import kernel
 
-ALLOW, KILL = "allow", "kill"
+ALLOW, KILL, GRANTED = "allow", "kill", "granted"
+UNSUPPORTED = errno.errorcode[errno.ENOTSUP]
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 PID = 4321
 THREAD = 0x00010000 | 0x00000100 | 0x00000800
@@ -30,7 +31,8 @@ def verdict(machine: str, number: int, *arguments: int, may_fork: bool = False, 
         elif kind == 0x54:
             loaded &= value
         elif kind == 0x06:
-            return {0x7FFF0000: ALLOW, 0x80000000: KILL}.get(value) or errno.errorcode[value & 0xFFFF]
+            known = {0x7FFF0000: ALLOW, 0x80000000: KILL, 0x00050000: GRANTED}
+            return known.get(value) or errno.errorcode[value & 0xFFFF]
         else:
             holds = {0x15: loaded == value, 0x35: loaded >= value, 0x45: bool(loaded & value)}[kind]
             at += if_true if holds else if_false
@@ -43,14 +45,16 @@ CALLS = {
     | {"prlimit64": 302, "socketpair": 53, "shmget": 29, "init_module": 175, "pidfd_send_signal": 424}
     | {"fchmod": 91, "fchmodat": 268, "fchownat": 260, "utimensat": 280, "setxattr": 188, "fremovexattr": 199}
     | {"setpriority": 141, "sched_setaffinity": 203, "ioprio_set": 251, "shmat": 30, "truncate": 76}
-    | {"openat2": 437, "io_setup": 206, "fcntl": 72, "ioctl": 16},
+    | {"openat2": 437, "io_setup": 206, "fcntl": 72, "ioctl": 16, "getxattr": 191, "flistxattr": 196, "flock": 73}
+    | {"sendmsg": 46, "sendmmsg": 307, "prctl": 157},
     "aarch64": {"read": 63, "openat": 56, "execve": 221, "mmap": 222, "futex": 98, "exit_group": 94, "pipe2": 59}
     | {"socket": 198, "connect": 203, "ptrace": 117, "mount": 40, "unshare": 97, "setns": 268, "bpf": 280}
     | {"memfd_create": 279, "io_uring_setup": 425, "clone3": 435, "clone": 220, "kill": 129, "tgkill": 131}
     | {"prlimit64": 261, "socketpair": 199, "shmget": 194, "init_module": 105, "pidfd_send_signal": 424}
     | {"fchmod": 52, "fchmodat": 53, "fchownat": 54, "utimensat": 88, "setxattr": 5, "fremovexattr": 16}
     | {"setpriority": 140, "sched_setaffinity": 122, "ioprio_set": 30, "shmat": 196, "truncate": 45}
-    | {"openat2": 437, "io_setup": 0, "fcntl": 25, "ioctl": 29},
+    | {"openat2": 437, "io_setup": 0, "fcntl": 25, "ioctl": 29, "getxattr": 8, "flistxattr": 13, "flock": 32}
+    | {"sendmsg": 211, "sendmmsg": 269, "prctl": 167},
 }
 """From the kernel's tables."""
 
@@ -72,7 +76,9 @@ def test_what_landlock_does_not_protect(machine: str) -> None:
     calls = CALLS[machine]
     for name in ("fchmod", "fchmodat", "fchownat", "utimensat", "setxattr", "fremovexattr", "truncate"):
         assert verdict(machine, calls[name]) == "EPERM", name
-    for name in ("setpriority", "sched_setaffinity", "ioprio_set", "shmat"):
+    for name in ("getxattr", "flistxattr"):
+        assert verdict(machine, calls[name]) == UNSUPPORTED, name
+    for name in ("setpriority", "sched_setaffinity", "ioprio_set", "shmat", "sendmsg", "sendmmsg"):
         assert verdict(machine, calls[name]) == "EPERM", name
 
 
@@ -99,6 +105,22 @@ def test_descriptors_send_no_signals_and_set_no_attributes(machine: str) -> None
         assert verdict(machine, CALLS[machine]["ioctl"], 1, request) == ALLOW
     for request in (0x40086602, 0x401C5820, 0x8901, 0x5412):
         assert verdict(machine, CALLS[machine]["ioctl"], 1, request) == "ENOTTY"
+
+
+@pytest.mark.parametrize("machine", kernel.SUPPORTED)
+def test_locks_are_granted_and_not_taken(machine: str) -> None:
+    assert verdict(machine, CALLS[machine]["flock"], 3, 2) == GRANTED
+    for command in (6, 7, 37, 38):
+        assert verdict(machine, CALLS[machine]["fcntl"], 3, command) == GRANTED
+    for command in (5, 36):
+        assert verdict(machine, CALLS[machine]["fcntl"], 3, command) == ALLOW
+
+
+@pytest.mark.parametrize("machine", kernel.SUPPORTED)
+def test_no_process_hides_its_files(machine: str) -> None:
+    assert verdict(machine, CALLS[machine]["prctl"], 4, 0) == "EPERM"
+    for option in (1, 3, 15, 22, 38):
+        assert verdict(machine, CALLS[machine]["prctl"], option) == ALLOW
 
 
 @pytest.mark.parametrize("machine", kernel.SUPPORTED)

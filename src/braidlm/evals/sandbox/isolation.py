@@ -72,7 +72,9 @@ class Isolation:
 
     def disk_limit_exceeded(self) -> str | None:
         """Which limit of the scratch folder is exceeded, where no file system enforces them."""
-        return exceeded(self.scratch, self.job["disk"])
+        largest = max(step["file_size"] for step in self.job["steps"])
+        unnamed = unnamed_bytes(_descendants(os.getpid()), self.scratch, largest)
+        return exceeded(self.scratch, self.job["disk"], unnamed)
 
     def process_limit(self, processes: int) -> int | None:
         """The value of RLIMIT_NPROC, which counts all processes of a user; None for no limit."""
@@ -251,9 +253,29 @@ def scratch_folder() -> Iterator[str]:
         delete(folder)
 
 
-def exceeded(folder: str, max_bytes: int) -> Literal["disk", "entries"] | None:
-    """Which limit the folder exceeds; one that cannot be searched (too deep, no permission) exceeds that of entries."""
-    size = count = folders = 0
+def unnamed_bytes(processes: Iterable[int], folder: str, largest: int) -> int:
+    """The bytes of files that were unlinked in a folder and that processes still have open, in any of their threads; a
+    file that is only mapped counts as the `largest` that there may be."""
+    sizes: dict[int, int] = {}
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has just ended, or may not be looked into
+            for thread in os.listdir(f"/proc/{process}/task"):
+                for entry in os.scandir(f"/proc/{process}/task/{thread}/fd"):
+                    with contextlib.suppress(OSError):
+                        about = os.stat(entry.path)
+                        if about.st_nlink == 0 and os.readlink(entry.path).startswith(f"{folder}/"):
+                            sizes[about.st_ino] = about.st_blocks * 512
+        with contextlib.suppress(OSError):
+            for line in _read(f"/proc/{process}/maps").splitlines():
+                if line.endswith(" (deleted)") and f" {folder}/" in line:
+                    sizes.setdefault(int(line.split()[4]), largest)
+    return sum(sizes.values())
+
+
+def exceeded(folder: str, max_bytes: int, size: int = 0) -> Literal["disk", "entries"] | None:
+    """Which limit the folder exceeds, with what counts beside it; one that cannot be searched (too deep, no permission)
+    exceeds that of entries."""
+    count = folders = 0
     pending = [folder]
     while pending:
         try:

@@ -4,8 +4,9 @@ Landlock restricts the files that a process can reach. A seccomp filter restrict
 wrong around it. It is a list of denied calls rather than of allowed ones, because the runtimes of five languages need
 many, and it is the second line of defence behind `isolation.py`. It denies sockets; access to other processes (signals,
 tracing, their memory, limits and priorities); modes, owners, times and attributes of files, which Landlock does not
-protect; mounts and namespaces; kernel interfaces with a history of holes; memory that no limit counts (memfd, System
-V); and, unless a step may, new processes. Threads are always allowed.
+protect; locks of files; mounts and namespaces; kernel interfaces with a history of holes; memory and files that no
+limit counts (memfd, System V, descriptors on their way); and, unless a step may, new processes. Threads are always
+allowed. What a filter cannot see is the path of a call: under Landlock alone `stat`, `readlink` and `uname` stay.
 """
 
 import ctypes
@@ -124,7 +125,8 @@ _CALLS = """
     settimeofday 164 170, clock_settime 227 112, adjtimex 159 171, clock_adjtime 305 266, sethostname 170 161,
     setdomainname 171 162, iopl 172 -, ioperm 173 -, open_by_handle_at 304 265, fanotify_init 300 262, shmget 29 194,
     shmat 30 196, shmctl 31 195, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, semget 64 190,
-    semop 65 193, semctl 66 191, semtimedop 220 192, mq_open 240 180, mq_unlink 241 181
+    semop 65 193, semctl 66 191, semtimedop 220 192, mq_open 240 180, mq_unlink 241 181, sendmsg 46 211,
+    sendmmsg 307 269
 """
 """Forbidden calls: the name, and the number on x86_64 and on aarch64, which may not have the call."""
 _UNKNOWN = """
@@ -132,6 +134,11 @@ _UNKNOWN = """
     io_uring_register 427 427, io_setup 206 0, clone3 435 435, openat2 437 437
 """
 """Reported as not implemented, so that programs use another: for clone3 and openat2 one whose flags can be seen."""
+_UNSUPPORTED = """
+    getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13,
+    getxattrat 464 464, listxattrat 465 465, file_getattr 468 468
+"""
+"""Reported as not supported by the file system: programs that copy files go on without attributes."""
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _FIRST_UNKNOWN = 470
 """Calls of later kernels (Linux 6.17 ends before it), and on x86_64 those of its x32 mode, are not implemented."""
@@ -143,6 +150,11 @@ _ACCESS_MODE, _TRUNCATES = 0o3, 0o1000
 _DENIED_FCNTLS = (8, 10, 15, 1026, 1024)
 """F_SETOWN, F_SETSIG, F_SETOWN_EX and F_NOTIFY make the kernel send signals to any process of the user; F_SETLEASE
 makes others wait who open the file."""
+_LOCKS = (6, 7, 37, 38)
+"""F_SETLK and F_SETLKW, and those of open files, succeed without a lock, as flock does: a lock on a tool would make
+others wait, and a runtime that locks its own files (Go's cache) is alone with them."""
+_NOT_DUMPABLE = 4
+"""prctl's option by which a process hides its open files from the limit on disk."""
 _HARMLESS_IOCTLS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Others set attributes of files, or signals."""
 
@@ -162,21 +174,26 @@ def forbid_calls(may_fork: bool) -> None:
 def filter_code(machine: str, may_fork: bool, pid: int) -> bytes:
     """The filter's instructions for a machine, and for the process of this number."""
     allow, deny, unknown = (_op(_RETURN, value) for value in (_ALLOW, _ERROR | errno.EPERM, _ERROR | errno.ENOSYS))
+    unsupported, granted = (_op(_RETURN, _ERROR | number) for number in (errno.ENOTSUP, 0))
     no_such_device_call = _op(_RETURN, _ERROR | errno.ENOTTY)
     own_process = [_argument(0), _op(_EQUAL, pid, 0, 1), allow, deny]
     stream = [_argument(1), _op(_AND, 0xF), _op(_EQUAL, _STREAM, 0, 1), allow, deny]
     # Landlock before Linux 6.2 lets a file that may be read be truncated when it is opened.
     truncating = [_op(_AND, _ACCESS_MODE | _TRUNCATES), _op(_EQUAL, _TRUNCATES, 0, 1), deny, allow]
+    locks = [part for lock in _LOCKS for part in (_op(_EQUAL, lock, 0, 1), granted)]
     thread = [] if may_fork else [_op(_ANY_BIT, _THREAD, 1, 0), deny]
     rules = [
         (_CALLS, [deny]),
         (_UNKNOWN, [unknown]),
+        (_UNSUPPORTED, [unsupported]),
+        ("flock 73 32", [granted]),
+        ("prctl 157 167", [_argument(0), _op(_EQUAL, _NOT_DUMPABLE, 0, 1), deny, allow]),
         ("kill 62 129, tgkill 234 131, tkill 200 130", own_process),
         ("prlimit64 302 261", [_argument(0), _op(_EQUAL, 0, 1, 0), *own_process[1:]]),
         ("socketpair 53 199", stream),
         ("open 2 -", [_argument(1), *truncating]),
         ("openat 257 56", [_argument(2), *truncating]),
-        ("fcntl 72 25", [_argument(1), *_among(_DENIED_FCNTLS, deny, allow)]),
+        ("fcntl 72 25", [_argument(1), *locks, *_among(_DENIED_FCNTLS, deny, allow)]),
         ("ioctl 16 29", [_argument(1), *_among(_HARMLESS_IOCTLS, allow, no_such_device_call)]),
         ("fork 57 -, vfork 58 -", [allow if may_fork else deny]),
         ("clone 56 220", [_argument(0), _op(_ANY_BIT, _NAMESPACES, 0, 1), deny, *thread, allow]),

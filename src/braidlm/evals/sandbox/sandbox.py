@@ -142,7 +142,9 @@ class Sandbox:
         """What is enforced on this system."""
         lines = [f"isolation: {self.name}", *_STATEMENTS[self.isolation]]
         if self.filter:
-            lines.append("system calls: no sockets, no signals to others, no tracing, no mounts, no modes (seccomp)")
+            lines.append(
+                "system calls: no sockets, no signals to others, no tracing, no mounts, no modes, no locks (seccomp)"
+            )
         lines.append("limits on processor time, time, memory, processes, open files, file sizes and output")
         if self.failures:
             lines.append(f"NOT prevented: {', '.join(self.failures)}")
@@ -181,6 +183,8 @@ _STATEMENTS = {
     "landlock": (
         "files: toolchains read-only, a scratch folder on disk and nothing else (Landlock)",
         "processes: all are killed at the end; no signals to others",
+        "NOT hidden: whether a file is there, its size and times, where links lead, and the host's name",
+        "recommended: namespaces, which hide these too (as root, or where users may create namespaces)",
     ),
     "none": ("files and network: NOT isolated", "processes: all are killed at the end"),
 }
