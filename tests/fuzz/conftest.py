@@ -8,13 +8,15 @@ import pytest
 from braidlm.data.packing.prepare import prepare
 from braidlm.edits import matrices
 from braidlm.training.monitoring import speed
+from braidlm.training.step import compute
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Relative paths lead to an empty folder, and speeds of the machine and of models are not measured for each."""
+    """Relative paths lead to an empty folder, and speeds are not measured: a run computes as another of its recipe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speed, "_product_speed", lambda device: 1e9)
+        patch.setattr(compute, "_time", lambda part, hidden, rest: 1.0)
         patch.setattr(matrices, "speeds", lambda models, length, steps: dict.fromkeys(models, 1.0))
         patch.chdir(tmp_path_factory.mktemp("empty"))
         yield
