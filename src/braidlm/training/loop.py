@@ -31,6 +31,7 @@ from braidlm.training.schedules import LearningRate
 from braidlm.training.step.compute import (
     Choices,
     choose_compute,
+    choose_cpu_dtype,
     choose_dtype,
     choose_threads,
     saved_threads,
@@ -116,6 +117,7 @@ class Trainer:
         self.earlier_budgets: list[dict[str, Any]] = []  # smaller ones, each with the step that it was used up to
         self.compute: Choices | None = None
         self.threads: int | None = None
+        self.saved_dtype: str | None = None
         self.stop = StopSignal(rank)
         self._check()
 
@@ -170,7 +172,7 @@ class Trainer:
             self.loader.load_state(position["loader"])
             self.reporter.last, self.reporter.metrics.losses = position["last"], position["losses"]
             self.compute = position.get("compute")
-            self.threads = saved_threads(position)
+            self.threads, self.saved_dtype = saved_threads(position), position.get("dtype", "float32")
             records = position.get("records")
             self.recorded = records if isinstance(records, int) else None
         with contextlib.suppress(BraidError):  # the weights are good, whatever happened to the lineage
@@ -191,6 +193,8 @@ class Trainer:
         with explained_out_of_memory(f"for a step of {shape[0]} x {shape[1]} tokens", todo):
             self.threads = choose_threads(self.trained, shape, self.rank, training.threads, self.threads)
             with using_threads(self.threads):
+                dtype = choose_cpu_dtype(self.trained, shape, self.rank, training.precision, self.saved_dtype)
+                self.stepper.dtype = dtype or self.stepper.dtype
                 self._choose_compute(shape)
                 finished = self._train(tracker)
                 self.checkpoints.wait()
@@ -296,6 +300,7 @@ class Trainer:
             "losses": self.reporter.metrics.losses,
             "compute": self.compute,
             "threads": self.threads,
+            "dtype": "bf16" if self.stepper.dtype is torch.bfloat16 else "float32",
             "records": None if tracker is None else tracker.records,
         }
         facts = {**asdict(self.progress), **self.reporter.last, **self.reporter.weights_facts()}

@@ -72,9 +72,10 @@ class TrainingConfig:
     clip: Positive | None = 1.0
     """The maximum norm of the gradient; null for no clipping."""
     precision: Literal["auto", "bf16", "float32", "pure_bf16"] = "auto"
-    """auto: bf16 autocast on a GPU, float32 on a CPU. Weights are trained in float32, but for pure_bf16 (of a decoder
-    only), in which they, their gradients and AdamW's moments are bf16 too: 8 bytes for each parameter in place of 16,
-    and what changes a weight by less than about 1/500 of it is lost."""
+    """auto: bf16 autocast on a GPU; on a CPU float32, or bf16 where the CPU has instructions for it (AMX) and a pass
+    that is measured before the first step is clearly faster in it. Weights are trained in float32, but for pure_bf16
+    (of a decoder only), in which they, their gradients and AdamW's moments are bf16 too: 8 bytes for each parameter in
+    place of 16, and what changes a weight by less than about 1/500 of it is lost."""
     compile: bool | None = None
     """torch.compile; by default on a GPU, unless the step is a graph and every part has kernels of its own."""
     threads: Threads | None = None

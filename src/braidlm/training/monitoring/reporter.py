@@ -37,7 +37,7 @@ class Reporter:
 
     def __init__(self, recipe: Recipe, trained: Trainable, data: OpenData, stepper: Stepper, flops_per_token: int):
         self.recipe, self.trained, self.tokenizer, self.rank = recipe, trained, data.tokenizer, stepper.rank
-        self.dtype, self.features, self.objective = stepper.dtype, stepper.features, stepper.objective
+        self.stepper, self.features, self.objective = stepper, stepper.features, stepper.objective
         length, most, rows = recipe.data.length, recipe.validation.tokens, recipe.training.batch
         self.held_out = {one.name: validation_windows(one, length, most, rows) for one in data.validation}
         self.metrics = StepMetrics(self.rank)
@@ -114,7 +114,9 @@ class Reporter:
 
     def _scores(self) -> "dict[str, Score]":
         with gathered_ends(self.objective):
-            return {n: score_text(self.trained, text, self.dtype, self.rank) for n, text in self.held_out.items()}
+            return {
+                n: score_text(self.trained, text, self.stepper.dtype, self.rank) for n, text in self.held_out.items()
+            }
 
     def weights_facts(self) -> dict[str, int]:
         """How many weights are averaged in what is validated and saved; nothing where they are the last step's."""

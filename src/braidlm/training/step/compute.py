@@ -1,8 +1,8 @@
 """How a model is computed here: in bf16 where the hardware is fast at it, routed parts sparse or dense, CPU threads.
 
-Which of two equal computations of a routed part is faster, and how many CPU threads are, is measured before the first
-step, once, by a process that trains alone. Checkpoints keep it, so that every resumed run rounds alike: sums are
-divided among threads.
+Which of two equal computations of a routed part is faster, how many CPU threads are, and on a CPU with instructions for
+bf16 which type is, is measured before the first step, once, by a process that trains alone. Checkpoints keep it, so
+that every resumed run rounds alike: sums are divided among threads.
 
 Threads of one operation wait for each other. Where another program holds a core, all wait until it is given back: on
 two busy cores two threads were fifteen times slower than one (LOG.md).
@@ -10,6 +10,7 @@ two busy cores two threads were fifteen times slower than one (LOG.md).
 
 import contextlib
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -29,7 +30,7 @@ from braidlm.training.trainable import Trainable
 
 TRIALS, THREAD_TRIALS = 3, 2
 ADVANTAGE = 0.9
-"""Dense, or more threads, are chosen only where they need less than this share of the time: near a tie the choice
+"""Dense, bf16 or more threads are chosen only where they need less than this share of the time: near a tie the choice
 should not vary, and the machine may get busier."""
 STARVED = 0.6
 """Threads that get less than this share of a core each wait for cores: undisturbed they get 0.8 or more (LOG.md)."""
@@ -54,9 +55,36 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def cpu_is_fast_at_bf16() -> bool:
-    """Whether the CPU has matrix instructions for bf16."""
-    check = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return bool(check is not None and torch.backends.mkldnn.is_available() and check())
+    """Whether the CPU has instructions for products of bf16; without, oneDNN computes them all the same, but slowly."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    checks = (getattr(torch.cpu, name, bool) for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
+    return any(check() for check in checks)
+
+
+def choose_cpu_dtype(
+    trained: Trainable, shape: tuple[int, int], rank: Rank, precision: str, saved: str | None
+) -> torch.dtype | None:
+    """What `precision: auto` is on a CPU with instructions for bf16: the checkpoint's type, else bf16 where a pass is
+    clearly faster in it. None where there is nothing to choose."""
+    if precision != "auto" or rank.device.type != "cpu" or rank.world_size > 1 or not cpu_is_fast_at_bf16():
+        return None
+    if saved is not None:
+        return torch.bfloat16 if saved == "bf16" else torch.float32
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        with autocast(rank.device, dtype):
+            _seconds_of_a_pass(trained, shape)  # the first pass prepares
+            seconds[dtype] = min(_seconds_of_a_pass(trained, shape) for _ in range(THREAD_TRIALS))
+    faster = seconds[torch.float32] / seconds[torch.bfloat16]
+    chosen = torch.bfloat16 if faster * ADVANTAGE > 1 else torch.float32
+    name, other = ("bf16", "float32") if chosen is torch.bfloat16 else ("float32", "bf16")
+    console.say(
+        f"Computing in {name}: bf16 is {faster:.2g} times as fast here; training.precision={other} sets the other."
+    )
+    return chosen
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
