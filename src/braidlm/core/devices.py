@@ -6,19 +6,24 @@ import gc
 import os
 import platform
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Self
 
 import torch
 from torch import nn
 
+from braidlm.core.console import say
 from braidlm.core.errors import BraidError
 
 
 def choose_device(name: str) -> str:
-    """The device of this name, checked; `auto` is a GPU where there is one."""
+    """The device of this name, checked; `auto` is a GPU of CUDA where there is one."""
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+        _say_why_not_mps()
+        return "cpu"
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # torch raises either for a device it was built without
@@ -27,6 +32,13 @@ def choose_device(name: str) -> str:
         todo = "Use auto, cpu or cuda." if torch.cuda.is_available() else "Use auto or cpu."
         raise BraidError(f"there is no device '{name}' here{why}", todo=todo) from None
     return name
+
+
+@cache
+def _say_why_not_mps() -> None:
+    """Once: why `auto` leaves Apple's GPU alone."""
+    if torch.backends.mps.is_available():
+        say("Computing on the CPU: Braid is not tested on Apple's GPUs. `--device mps` uses this one.")
 
 
 def device_name(device: torch.device) -> str:
@@ -166,7 +178,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)
         else:
-            with contextlib.suppress(OSError, AttributeError):
+            with contextlib.suppress(OSError, AttributeError, TypeError):  # only glibc has it
                 # What the work before left in the allocator would hide what this one takes.
                 ctypes.CDLL(None).malloc_trim(0)
             with contextlib.suppress(OSError):

@@ -205,6 +205,8 @@ def try_lock(handle: int) -> bool | None:
 
 
 def _sync(path: Path) -> None:
+    if os.name != "posix":  # Windows opens no folders, and syncs no file that is opened to be read
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -190,11 +190,15 @@ def _blocked_interruptions() -> Iterator[None]:
     Whoever ends a service signals each of its processes. This one says that it was interrupted, and ends its workers;
     a worker that ended by itself would look like a crash. And none is started that this process does not know of yet.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTIONS)
+    mask = getattr(signal, "pthread_sigmask", None)
+    if mask is None:  # Windows cannot
+        yield
+        return
+    before = mask(signal.SIG_BLOCK, INTERRUPTIONS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        mask(signal.SIG_SETMASK, before)
 
 
 def _answer(process: "subprocess.Popen[str]", index: int) -> dict[str, Any]:

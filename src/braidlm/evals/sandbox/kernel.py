@@ -15,6 +15,7 @@ import os
 import platform
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 MACHINE = platform.machine()
 SUPPORTED = ("x86_64", "aarch64")
@@ -28,7 +29,7 @@ _DETACH, _AT_HERE, _AT_RECURSIVE = 2, -100, 0x8000
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR, _CREATE_RULES, _ADD_RULE, _RESTRICT_SELF = 442, 444, 445, 446
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_libc: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None  # Windows imports this file too
 
 
 def _call(function: Callable[..., int], *arguments: int | str | bytes | None, what: str) -> int:
