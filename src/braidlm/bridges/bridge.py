@@ -141,6 +141,8 @@ class ExportTarget:
 
     shapes: Shapes
     """The shapes of all tensors that the target needs, except of a tied head."""
+    use: ClassVar[str] = ""
+    """How the result is used, for its card."""
 
     def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
         """Write configuration and weights."""
@@ -164,7 +166,7 @@ class ExportTarget:
             self.save(tensors, folder)
             self.check(folder, probe)
             write_json(folder / "lineage.json", lineage)
-            write_text(folder / CARD, model_card(out.name, lineage))
+            write_text(folder / CARD, model_card(out.name, lineage, use=self.use))
 
 
 class ExportingBridge(Bridge):

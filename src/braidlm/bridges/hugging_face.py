@@ -16,6 +16,7 @@ from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
+from braidlm.core.models.card import USE_AS_IT_IS
 from braidlm.core.models.logits import Probe, check_promise, fits_beside, logits_of_transformers, rounding
 from braidlm.core.reading import read_json
 from braidlm.model.config.braid_config import BraidConfig
@@ -102,6 +103,8 @@ class HuggingFaceBridge(ExportingBridge):
 
 class TransformersTarget(ExportTarget):
     """A model of transformers, on the meta device until it is filled."""
+
+    use = USE_AS_IT_IS
 
     def __init__(self, model: Any, head: str, embedding: str):
         self.model, self.head, self.embedding = model, head, embedding

@@ -22,7 +22,7 @@ from braidlm.core import console
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
-from braidlm.core.models.card import CARD, licence_record, model_card
+from braidlm.core.models.card import CARD, USE_AS_IT_IS, licence_record, model_card
 from braidlm.core.models.folders import GENERATION, load_lineage, versions
 from braidlm.core.models.logits import check_promise, fits_beside, logits_of_transformers, probe_ids, rounding
 from braidlm.edits.account import SOURCE, Account, Fresh, from_source
@@ -163,7 +163,7 @@ def write_mixtral(plan: MixtralPlan, out: Path, record: dict[str, Any], noise: f
             "versions": versions(),
         }
         write_json(folder / "lineage.json", lineage)
-        write_text(folder / CARD, model_card(out.name, lineage))
+        write_text(folder / CARD, model_card(out.name, lineage, use=USE_AS_IT_IS))
 
 
 def _compare(plan: MixtralPlan, folder: Path, promised: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from braidlm.bridges.hugging_face import older_rope_settings
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import sha256_of, write_json, write_text
-from braidlm.core.models.card import CARD, USE, model_card
+from braidlm.core.models.card import CARD, USE, model_card, switch_section
 from braidlm.core.models.folders import load_lineage, write_lineage
 from braidlm.core.models.integrity import (
     ALLOW_CHANGED,
@@ -35,6 +35,7 @@ from braidlm.core.models.integrity import (
     model_hash,
     opened_weights,
 )
+from braidlm.core.models.runs import LORA_CONFIG
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.bundle import ROOT, join_files
@@ -128,7 +129,12 @@ def write_adapter_files(
 def write_adapter_card(folder: Path, name: str, record: dict[str, Any], base: str) -> None:
     """The card of adapters. Where the base lies on this machine is for their configuration; a card is for others."""
     use = USE_ADAPTER.format(base=base if is_hub_name(base) else title_of(Path(base)))
-    write_text(folder / CARD, f"{model_card(name, record)}\n## Use\n{use}\n")
+    use += "\n\n## Switch parts off"
+    if (folder / GATES).is_file():
+        use += "\nGates by their layers, for a while: `with braidlm.opening.gating.without(model, [1]): ...`"
+    if (folder / LORA_CONFIG).is_file():
+        use += "\nLoRA adapters: `with peft.PeftModel.from_pretrained(base, folder).disable_adapter(): ...`"
+    write_text(folder / CARD, model_card(name, record, use=use))
 
 
 def gate_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -247,7 +253,8 @@ def write_whole_files(
         tokenizer.save(folder)
     hashes = {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
     record = write_lineage(folder, tokenizer, lineage, {"files": hashes})
-    write_text(folder / CARD, f"{model_card(name, record)}\n## Use\n{USE}\n")
+    use = "\n\n".join([USE, *switch_section(model)])
+    write_text(folder / CARD, model_card(name, record, use=use))
 
 
 def register_gated(folder: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import nn
 
 from braidlm.core.console import count
 from braidlm.core.devices import weights_bytes
@@ -16,7 +17,9 @@ from braidlm.core.reading import parse_yaml, read_text
 from braidlm.core.report.rendering import part_markdown
 from braidlm.core.report.report import Table
 from braidlm.model.compression import untrainable
+from braidlm.model.gates import Gate
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.switches import module_routers, path_names
 
 CARD = "README.md"
 FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
@@ -111,6 +114,8 @@ tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 text = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**text, max_new_tokens=50)[0]))
 ```"""
+USE_AS_IT_IS = USE.replace(", trust_remote_code=True", "")
+"""Of a folder that needs no code of its own."""
 ADAPTERS = """## Adapters
 Paths and experts of one shape are one parameter, [member, in, out], which PEFT's `all-linear` does not see. Name these
 parameters beside it:
@@ -134,23 +139,94 @@ def results_section(results: Mapping[str, Mapping[str, Any]]) -> str:
     return f"## Evaluation\n\n{part_markdown(Table(('task', 'metric', 'score', 'items'), rows))}\n"
 
 
-def model_card(name: str, lineage: dict[str, Any], model: BraidForCausalLM | None = None) -> str:
-    """The whole page; without a `model`, that of a folder of another format, which is used as its format is."""
-    made_by = f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}."
-    sections = [f"# {name}", made_by]
+def model_card(name: str, lineage: dict[str, Any], model: BraidForCausalLM | None = None, use: str = "") -> str:
+    """The whole page; without a `model`, that of a folder of another format: `use` says how it is used."""
+    options = lineage.get("options")
+    chosen = ", ".join(_options(options)) if isinstance(options, dict) else ""
+    made_by = f"{lineage.get('made_by', 'unknown')}{f' ({chosen})' if chosen else ''}"
+    sections = [f"# {_title(name, lineage)}", f"Made with Braid (the Python package `braidlm`): {made_by}."]
+    if models := list(_model_rows(lineage)):
+        sections += ["## Made of", part_markdown(Table(("model", "made by"), models))]
     if model is not None:
         parts = part_markdown(Table(("part", "layers", "parameters", "active per token"), list(_parts(model))))
         sections += [part_markdown(Table(("", ""), _facts(model))), USE, "## Parts", parts]
         has_stacks = any(parameter.ndim == 3 for parameter in model.parameters())
         if has_stacks and not untrainable(model.config.decoded.compression):
             sections.append(ADAPTERS)
+        sections += switch_section(model)
+    if scores := list(_score_rows(lineage)):
+        sections += ["## Scores", part_markdown(Table(("", "before", "after"), scores))]
     rows = list(_data_rows(lineage))
     data = part_markdown(Table(("data", "source", "tokens", "words", "for"), rows)) if rows else "Not known."
     sections += ["## Data", data, "## Licence", _licence_section(lineage)]
     sections.append("`lineage.json` says where every part came from.")
     if training := lineage.get("training"):
         sections.append(f"Training so far:\n\n```json\n{json.dumps(training, indent=2)}\n```")
+    sections += [f"## Use\n{use}"] if use else []
     return written_card(front_matter(lineage), "\n\n".join(sections) + "\n")
+
+
+def _title(name: str, lineage: Mapping[str, Any]) -> str:
+    """The name of a model: of a run's checkpoint, whose folder is a number of steps, that of its recipe."""
+    recipe = lineage.get("recipe")
+    named = recipe.get("name") if isinstance(recipe, dict) and re.fullmatch(r"step-\d+", name) else None
+    return f"{named}, {name}" if isinstance(named, str) and named else name
+
+
+def _options(options: Mapping[str, Any]) -> Iterator[str]:
+    """The options of an edit that were given, but for paths of a machine."""
+    for key, value in options.items():
+        if key != "seed" and value not in (None, (), []) and not ("/" in str(value) or "\\" in str(value)):
+            yield f"{key} {', '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+
+
+def _model_rows(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The models that a model was made of, each with how it was made or its format."""
+    sources = lineage.get("sources")
+    for source in sources if isinstance(sources, list) else []:
+        if not isinstance(source, dict) or "data" in source:
+            continue
+        before: Any = source.get("lineage") if isinstance(source.get("lineage"), dict) else {}
+        known = source.get("model") or source.get("path") or "-"
+        name = source.get("name")
+        title = Path(str(known)).name if not HUB_MODEL.fullmatch(str(known)) else str(known)
+        title = title if name in (None, "model", title) else f"{name}: {title}"
+        yield title, str(source.get("made_by") or before.get("made_by") or source.get("format") or "-")
+
+
+SCORES: dict[str, tuple[str, str]] = {
+    "bits_per_byte": ("bits per byte of a text", ".4f"),
+    "perplexity": ("perplexity of a text", ".4g"),
+    "weights_bytes": ("bytes of weights", ",d"),
+}
+"""What edits measure before and after, in words and with the form of its numbers."""
+
+
+def _score_rows(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What is known of a model's quality: at the end of its training, or before and after an edit."""
+    training, measured = lineage.get("training"), lineage.get("measured")
+    if isinstance(training, dict) and isinstance(bits := training.get("bits_per_byte"), float):
+        yield "bits per byte of its training text", "-", f"{bits:.4f}"
+    before, after = (measured.get(time) if isinstance(measured, dict) else None for time in ("before", "after"))
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, (label, form) in SCORES.items():
+            known = [isinstance(one.get(key), (int, float)) for one in (before, after)]
+            if all(known):
+                yield label, format(before[key], form), format(after[key], form)
+
+
+def switch_section(model: nn.Module) -> list[str]:
+    """How to switch parts of a model off: paths, modules of routers, gates."""
+    lines = []
+    if paths := path_names(model):
+        lines.append(
+            f"model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, paths={[paths[0]]})"
+        )
+    if modules := next((router.choices for router in module_routers(model)), None):
+        lines += [f"model.switch_off({modules[0]!r})  # in all layers", "model.switch_off()  # all are on again"]
+    if gate := next((address for address, module in model.named_modules() if isinstance(module, Gate)), None):
+        lines.append(f"model.get_submodule({gate!r}).is_off = True  # this gate adds nothing")
+    return ["## Switch parts off", "\n".join(["```python", *lines, "```"])] if lines else []
 
 
 def _licence_section(lineage: dict[str, Any]) -> str:
