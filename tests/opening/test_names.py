@@ -118,7 +118,8 @@ def test_a_folder_that_is_nothing(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     assert f"text to train on, which a recipe reads: data.sets.NAME.folder={tmp_path}" in refused(tmp_path)
     (tmp_path / "file").write_text("")
-    assert "a file stands where a folder is expected" in refused(tmp_path / "file")
+    assert "a file stands where a folder is expected" in (message := refused(tmp_path / "file"))
+    assert "What was exported to one file is for other programs" in message
 
 
 def test_a_folder_of_runs_says_what_is_in_it(study: Path) -> None:

@@ -98,6 +98,9 @@ def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
     if path is None:
         todo = "A model is named by its folder, by its run, or by its study as STUDY/NAME."
         raise BraidError(f"there is no such folder{_nearest(given)}", str(given), todo)
+    if path.is_file():
+        todo = "A model is a folder. What was exported to one file is for other programs: name what it was made of."
+        raise BraidError("a file stands where a folder is expected", str(path), todo)
     existing_folder(path)
     if is_model_folder(path) or is_run(path):
         return [path]

@@ -17,7 +17,7 @@ from braidlm.core.report.rendering import markdown as as_markdown
 from braidlm.core.report.report import Strong
 from braidlm.evals.babylm.averages import averages, babylm_average
 from braidlm.evals.reports.dynamics import dynamics_report
-from braidlm.evals.reports.scores import explanations, long_table, score_table, scores_report
+from braidlm.evals.reports.scores import explanations, long_table, score_table, scores_report, verdict
 from braidlm.evals.results import Evaluation, ModelResults, Part, ResultCache, TaskResult
 from braidlm.evals.statistics import compare_best
 from tests.outcome import Outcome
@@ -57,6 +57,14 @@ def test_only_what_is_more_than_noise_is_bold() -> None:
     assert "| other | 1,200 | - | 1.5000 ± 0.0100 | 1.4900 ± 0.0100 | 1.6000 ± 0.0100 |" in text
     assert "Bold: the best by more than two standard errors of its difference from the next" in text
     assert "Bold" not in markdown(evaluation({"a": (60.0, 1.5), "b": (60.5, 1.5)}))
+
+
+def test_an_error_that_is_not_known_is_said_in_words() -> None:
+    models = [
+        ModelResults(name, "f", "0", tasks={"t": TaskResult("t", "m", at, 1, None)}) for at, name in enumerate("ab")
+    ]
+    said = verdict(Evaluation(models, {"t": {}}, "float32", {}, verdicts=compare_best(models)))
+    assert said.startswith("No model of 2 is clearly the best on t (b is ahead by 1 over a, with an error that is not")
 
 
 def test_markdown_says_what_was_measured_and_with_what() -> None:

@@ -83,6 +83,8 @@ def verdict(evaluation: Evaluation) -> str:
     for task, (difference, error) in _differences(evaluation).items():
         best, clear = found[task].best, found[task].clear
         by = f"by {difference} ± {error} over {found[task].next}"
+        if found[task].standard_error is None:
+            by = f"by {difference} over {found[task].next}, with an error that is not known"
         by = f" ({by if clear else f'{best} is ahead {by}'})" if len(found) <= FEW_PARTS else ""
         won.setdefault(best if clear else "", []).append(f"{task}{by}")
     unclear, of = won.pop("", []), f" of {len(found)} tasks"
