@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from braidlm.cli.main import main
+from braidlm.core.decoding.generation import Prompt
+from braidlm.core.errors import BraidError
+from braidlm.inspection.routes import routes
+from tests.inspection.path_models import path_model, saved
 from tests.report_pages import charts_of
 
 PROMPTS = [
@@ -188,3 +192,10 @@ def test_what_is_read_of_data_needs_data(folders: dict[str, Path], capsys: pytes
         assert f"{option[0]}: this is how much of the data is read, and there is none" in capsys.readouterr().err
     assert main(["routes", str(folders["letters"])]) == 0
     assert "No text was named: these are PaPaformer's 20 prompts" in capsys.readouterr().out
+
+
+def test_prompts_that_nobody_named_need_not_fit_the_paths(tmp_path: Path) -> None:
+    folder = saved(path_model(paths=["stories_owner", "code_owner"]), tmp_path / "m")
+    assert routes(folder, device="cpu").models[0].domains == {"stories": None, "maths": None}
+    with pytest.raises(BraidError, match="the domain 'stories' is no path of this model"):
+        routes(folder, [Prompt("ab", "stories")])

@@ -208,7 +208,12 @@ def routes(
         raise BraidError("there is nothing to look at", todo="Give prompts or data.")
     named = list(dict.fromkeys(filter(None, [*(one.domain for one in loaded), *(source.name for source in sources)])))
     check_domains(path_of, named, list(dict.fromkeys(path for model in opened for path in paths_of(model))))
-    right = [right_paths(named, paths_of(model), path_of, str(model.folder)) for model in opened]
+    right = []
+    for model in opened:
+        paths = paths_of(model)
+        # Prompts that nobody asked for say nothing of paths that are not called as their domains.
+        others = {} if asked else {name: "" for name in named if name not in paths}
+        right.append(right_paths(named, paths, others | path_of, str(model.folder)))
     device = choose_device(device)
     if not asked:
         say(f"{OTHERS_TEXT} {NAME_DATA}")
