@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from braidlm.core import files
 from braidlm.core.errors import BraidError
 from braidlm.core.files import (
+    atomic_file,
     atomic_folder,
     explained_disk_errors,
     sha256_of,
@@ -264,9 +265,9 @@ def test_only_what_the_killed_left_of_this_folder_is_cleared(tmp_path: Path) -> 
     others = [".target.part", ".target.more.abcdefgh.part", ".target.more.abcdefgh.old", ".other.abcdefgh.part"]
     for name in [*others, ".target.abcdefgh.part", ".target.bcdefghi.old"]:
         (tmp_path / name).mkdir()
-    (tmp_path / ".target.cdefghij.part").write_text("a file that is being written")
+    (tmp_path / ".target.cdefghij.part").write_text("half of a file")
     make(tmp_path / "target", "x", replace=True)
-    assert {path.name for path in tmp_path.iterdir()} == {*others, ".target.cdefghij.part", "target"}
+    assert {path.name for path in tmp_path.iterdir()} == {*others, "target"}
 
 
 def test_a_folder_that_a_living_process_writes_is_let_be(tmp_path: Path) -> None:
@@ -289,6 +290,18 @@ def test_a_killed_write_leaves_the_old_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.txt")], check=False)
     assert done.returncode == -signal.SIGKILL
     assert (tmp_path / "a.txt").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2
+    write_text(tmp_path / "a.txt", "another")
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]
+
+
+def test_a_file_that_a_living_process_writes_is_let_be(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "a.txt") as first:
+        first.write_text("first")
+        write_text(tmp_path / "a.txt", "second")
+        assert first.read_text() == "first"
+    assert (tmp_path / "a.txt").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]
 
 
 def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from braidlm.core import files
-from braidlm.core.files import locked_folder
+from braidlm.core.files import LockedError, locked_folder
 
 pytest.importorskip("fcntl")
 
-HOLDER = "import sys, time; from pathlib import Path; from braidlm.core.files import locked_folder\n"
+HOLDER = "import sys, time; from pathlib import Path; from braidlm.core.files import LockedError, locked_folder\n"
 HOLDER += "with locked_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
 
 
@@ -72,3 +72,14 @@ def test_work_that_fails_leaves_no_empty_folders(tmp_path: Path) -> None:
         assert folder.exists() == written
         assert folder.parent.exists() == written
     assert (tmp_path / "there").exists()
+
+
+def test_a_folder_of_another_process_is_refused(tmp_path: Path) -> None:
+    with holder(tmp_path), pytest.raises(LockedError) as caught, locked_folder(tmp_path, "train", "with out=DIR"):
+        pass
+    assert caught.value.lines() == [
+        f"{tmp_path}: another `braid train` is at work here",
+        "Wait for it to end, or choose another with out=DIR.",
+    ]
+    with locked_folder(tmp_path, "train", "with out=DIR"):
+        pass

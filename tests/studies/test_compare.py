@@ -16,6 +16,7 @@ import braidlm
 from braidlm.cli.main import main
 from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError
+from braidlm.core.files import LockedError, locked_folder
 from braidlm.core.report.report import cell_text
 from braidlm.opening.names import find_sources
 from braidlm.studies.compare import Comparison, check_same_batches, compare, comparison_table
@@ -167,6 +168,13 @@ def test_a_comparison_that_was_stopped_goes_on(
     assert not (tmp_path / "out" / "compare.html").exists()
     whole, resumed = compared[0], compare(pair, out=tmp_path / "out", device="cpu")
     assert [m.bits_per_byte for m in resumed.models] == [m.bits_per_byte for m in whole.models]
+
+
+def test_two_comparisons_do_not_share_a_folder(pair: list[dict[str, Any]], tmp_path: Path) -> None:
+    at_work = pytest.raises(LockedError, match="another `braid compare` is at work here")
+    with locked_folder(tmp_path), at_work:
+        compare(pair, out=tmp_path, device="cpu")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from braidlm.core.errors import BraidError
+from braidlm.core.files import LockedError, locked_folder
 from braidlm.core.report.report import Picture, Points
 from braidlm.edits.edit import edit
 from braidlm.edits.matrices import bits_per_byte
@@ -28,6 +29,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     edit("quantize", whole, folder / "int8")
     convert(whole, to="llama", out=folder / "llama")
     return {name: folder / name for name in ("whole", "int8", "llama")} | {"text": text_file(folder)}
+
+
+def test_a_comparison_of_another_process_is_let_be(folders: dict[str, Path], tmp_path: Path) -> None:
+    with locked_folder(tmp_path), pytest.raises(LockedError, match="another `braid compare` is at work here"):
+        compare_models([folders["whole"], folders["int8"]], folders["text"], tmp_path, device="cpu")
 
 
 def test_models_of_any_kind(folders: dict[str, Path], tmp_path: Path, braid: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
+from braidlm.core.files import LockedError, locked_folder
 from braidlm.core.models.card import licence_of_folder
 from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.core.report.verdicts import spread
@@ -127,6 +128,14 @@ def test_the_same_call_again_trains_nothing(toy_results: StudyResults, capsys: p
     assert [e.run.model for e in again] == [m.folder for m in toy_results.models]
     assert {path: (path / "model.safetensors").stat().st_mtime_ns for path in before} == before
     assert "is finished already" in capsys.readouterr().out
+
+
+def test_a_study_of_another_process_is_let_be(tmp_path: Path) -> None:
+    data = toy_study(tmp_path / "out", tmp_path / "data", steps=PATHS | {"x": composed()})
+    at_work = pytest.raises(LockedError, match=f"^{tmp_path / 'out'}: another `braid train` is at work here")
+    with locked_folder(tmp_path / "out"), at_work:
+        run_study(decode_study(data), device="cpu")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_model_composed_anew_is_trained_after_a_stop_between_the_two(

@@ -98,17 +98,19 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 def atomic_file(target: Path | str) -> Iterator[Path]:
     """A scratch file beside `target` that becomes `target` in one rename when the block succeeds."""
     target = Path(target)
+    _remove_leftovers(target)
     with explained_disk_errors(target):
         make_folder(target.parent)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
         scratch = Path(name)
         try:
             os.close(handle)
-            yield scratch
-            with open(scratch, "rb+") as file:
-                os.fsync(file.fileno())
-            scratch.chmod(0o644)
-            os.replace(scratch, target)
+            with _locked(scratch):
+                yield scratch
+                with open(scratch, "rb+") as file:
+                    os.fsync(file.fileno())
+                scratch.chmod(0o644)
+                os.replace(scratch, target)
         finally:
             scratch.unlink(missing_ok=True)
 
@@ -161,34 +163,37 @@ def make_folder(folder: Path) -> None:
 def _remove_leftovers(target: Path) -> None:
     """Clean up after processes that were killed while writing `target`: restore a replaced folder, remove scratch.
 
-    The scratch folder of a process that is still alive is locked and stays.
+    What a process that is still alive writes is locked and stays.
     """
     leftover = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.(part|old)")
     with contextlib.suppress(OSError):  # no such folder, or another process is cleaning up as well
-        paths = [path for path in target.parent.iterdir() if leftover.fullmatch(path.name) and path.is_dir()]
-        for path in paths:
+        for path in [target.parent / name for name in os.listdir(target.parent) if leftover.fullmatch(name)]:
             part = path.with_suffix(".part")
             with _locked(part) as held:
-                if part.is_dir() and not held:  # a process may be working in it, also where there are no locks
+                if part.exists() and not held:  # a process may be working in it, also where there are no locks
                     continue
-            if path.suffix == ".old" and not target.exists():  # killed between the two renames
+            if not path.is_dir():
+                path.unlink()
+            elif path.suffix == ".old" and not target.exists():  # killed between the two renames
                 os.rename(path, target)
             else:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool | None]:
-    """Hold a folder's lock, if it can be had: whether it is held, or None where there are no locks."""
+def _locked(path: Path) -> Iterator[bool | None]:
+    """Hold the lock of a folder or a file, if it can be had: whether it is held, or None where there are no locks."""
+    handle, held = None, None
+    with contextlib.suppress(OSError):  # not there, or Windows, which opens no folders
+        handle = os.open(path, os.O_RDONLY)
+        if (held := try_lock(handle)) is None:
+            os.close(handle)  # Windows renames no file that is open
+            handle = None
     try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # not there, or Windows, which opens no folders
-        yield None
-        return
-    try:
-        yield try_lock(handle)
+        yield held
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def try_lock(handle: int) -> bool | None:
@@ -252,16 +257,21 @@ def lock_or_wait(handle: int, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path, verb: str | None = None, option: str = "out") -> Iterator[None]:
     """Make a folder where there is none, and hold its lock, for which other processes may have to be waited for.
 
+    With the `verb` that works in it, another process there is an error, which names the `option` of another folder.
     Work that fails before it has written anything leaves no folder behind that was made for it.
     """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    make_folder(folder)
-    handle = os.open(folder, os.O_RDONLY)
+    with explained_disk_errors(folder):
+        make_folder(folder)
+        handle = os.open(folder, os.O_RDONLY)
     try:
-        lock_or_wait(handle, folder)
+        if verb is None:
+            lock_or_wait(handle, folder)
+        else:
+            lock_or_refuse(handle, folder, verb, option)
         yield
     except BaseException:
         with contextlib.suppress(OSError):  # not empty, or another process was faster

@@ -12,7 +12,7 @@ from braidlm.core import console
 from braidlm.core.devices import PeakMemory, choose_device, device_name
 from braidlm.core.differences import Differences, as_yaml, differences
 from braidlm.core.errors import BraidError, check_folder_name, collecting
-from braidlm.core.files import write_json
+from braidlm.core.files import locked_folder, write_json
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.runs import read_metrics
 from braidlm.core.reading import read_json
@@ -90,26 +90,27 @@ def compare(
     runs_folder = Path(out) / f"seed-{first.seed}"
     contents = {name: one.as_dict() | {"name": name, "out": str(runs_folder / name)} for name, one in loaded.items()}
     check_variants(contents, fresh, "--out DIR chooses another folder, --fresh starts anew.", device)
-    open_data(data_of(first), first.validation.half)  # preparing it is no part of a run
-    if device == "cpu" and (fresh or not contents.keys() <= _peaks(runs_folder).keys()):
-        _warm_up(contents[next(iter(contents))], device)  # on a GPU torch counts its tensors and nothing else
-    runs = {name: _train(name, content, device, fresh) for name, content in contents.items()}
-    peaks, models = _peaks(runs_folder), []
-    for name, run in runs.items():
-        cost = model_cost(skeleton(open_model(run.model, "braid").config), first.data.length)
-        models.append(replace(read_run(name, run.folder), folder=run.model, memory=peaks.get(name), **vars(cost)))
-    settings = {
-        "data": ", ".join(first.data.sets),
-        "budget": str(first.training.budget),
-        "sequences per step": first.training.batch * first.training.accumulation,
-        "length": first.data.length,
-        "seed": first.seed,
-        "device": f"{device_name(torch.device(device))}, torch {torch.__version__}",
-    }
-    differing = differences({name: identity(content, content) for name, content in contents.items()})
-    comparison = Comparison(Path(out), models, settings, differing)
-    write(comparison_report(comparison, contents), out, PAGE)
-    return comparison
+    with locked_folder(Path(out), "compare", "--out"):
+        open_data(data_of(first), first.validation.half)  # preparing it is no part of a run
+        if device == "cpu" and (fresh or not contents.keys() <= _peaks(runs_folder).keys()):
+            _warm_up(contents[next(iter(contents))], device)  # on a GPU torch counts its tensors and nothing else
+        runs = {name: _train(name, content, device, fresh) for name, content in contents.items()}
+        peaks, models = _peaks(runs_folder), []
+        for name, run in runs.items():
+            cost = model_cost(skeleton(open_model(run.model, "braid").config), first.data.length)
+            models.append(replace(read_run(name, run.folder), folder=run.model, memory=peaks.get(name), **vars(cost)))
+        settings = {
+            "data": ", ".join(first.data.sets),
+            "budget": str(first.training.budget),
+            "sequences per step": first.training.batch * first.training.accumulation,
+            "length": first.data.length,
+            "seed": first.seed,
+            "device": f"{device_name(torch.device(device))}, torch {torch.__version__}",
+        }
+        differing = differences({name: identity(content, content) for name, content in contents.items()})
+        comparison = Comparison(Path(out), models, settings, differing)
+        write(comparison_report(comparison, contents), out, PAGE)
+        return comparison
 
 
 def _load(recipes: Sequence[str | dict[str, Any]], overrides: list[str] | None) -> dict[str, LoadedRecipe]:

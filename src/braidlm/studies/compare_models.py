@@ -10,6 +10,7 @@ import torch
 from braidlm.core import console
 from braidlm.core.devices import choose_device, device_name
 from braidlm.core.errors import BraidError
+from braidlm.core.files import locked_folder
 from braidlm.core.report.page import notebook
 from braidlm.core.report.rendering import check_out, write
 from braidlm.core.report.report import Points, Report, Table, listed
@@ -76,15 +77,18 @@ def compare_models(
     opened = open_to_score(models)
     if len(opened) < 2:
         raise BraidError("a comparison needs at least two models", todo="`braid eval` scores one, `braid show` counts.")
-    evaluation = evaluate(
-        lambda: opened,
-        TASK,
-        data_of={TASK: text},
-        settings=Settings(max_bytes=max_bytes),
-        out=Path(out) / SCORES,
-        device=chosen,
-    )
-    measured = [_measured(model, one.tasks[TASK], chosen) for model, one in zip(opened, evaluation.models, strict=True)]
+    with locked_folder(Path(out), "compare", "--out"):
+        evaluation = evaluate(
+            lambda: opened,
+            TASK,
+            data_of={TASK: text},
+            settings=Settings(max_bytes=max_bytes),
+            out=Path(out) / SCORES,
+            device=chosen,
+        )
+        measured = [
+            _measured(model, one.tasks[TASK], chosen) for model, one in zip(opened, evaluation.models, strict=True)
+        ]
     compared = ComparedModels(measured, evaluation, str(text), device_name(torch.device(chosen)))
     write(models_report(compared), out, NAME)
     return compared

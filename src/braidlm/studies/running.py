@@ -21,7 +21,7 @@ import yaml
 from braidlm.core import console
 from braidlm.core.devices import check_training_fits
 from braidlm.core.errors import BraidError, collecting
-from braidlm.core.files import write_text
+from braidlm.core.files import locked_folder, write_text
 from braidlm.core.jobs import Jobs
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import load_lineage
@@ -69,6 +69,12 @@ def run_study(
     check_study(study, device, here=not jobs.is_remote)
     for name, step in study.steps.items():
         jobs.check_gpus(step.gpus or 0, f"steps.{name}.gpus")
+    with locked_folder(study.folder, "train", "with out=DIR"):
+        return _do_steps(study, device, fresh, data, jobs)
+
+
+def _do_steps(study: Study, device: str | None, fresh: bool, data: OpenData | None, jobs: Jobs) -> list[TrainedModel]:
+    """Start every step that is not done yet, and wait for what they make; the study's folder is locked."""
     opened = open_data(study.data_config, study.validation.half) if data is None else data
     runner = _Runner(study, device, opened, jobs.is_remote, fresh)
     late = [name for name in study.order if study.is_late(name)]  # they need all seeds of others

@@ -14,7 +14,7 @@ import yaml
 from braidlm.core import console
 from braidlm.core.differences import changes, listed, with_changes
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, lock_or_refuse, make_folder, write_text
+from braidlm.core.files import explained_disk_errors, locked_folder, write_text
 from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, PAGE, RECIPE, is_run, training_of
 from braidlm.core.reading import read_yaml
 from braidlm.data.loading.order import FOLDER as ORDER
@@ -114,16 +114,10 @@ def _remove_run(folder: Path) -> None:
 @contextlib.contextmanager
 def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]:
     """Create the folder with this run's recipe, and hold its lock while the block runs."""
-    with explained_disk_errors(folder):
-        make_folder(folder)
-        handle = os.open(folder, os.O_RDONLY)
-    try:
-        lock_or_refuse(handle, folder, "train", "with out=DIR")
+    with locked_folder(folder, "train", "with out=DIR"):
         if fresh:
             with explained_disk_errors(folder):
                 _remove_run(folder)
         if not is_run(folder) or read_yaml(folder / RECIPE) != recipe:  # another display, or a larger budget
             write_text(folder / RECIPE, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
         yield
-    finally:
-        os.close(handle)
