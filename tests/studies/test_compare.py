@@ -17,6 +17,7 @@ from braidlm.cli.main import main
 from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError
 from braidlm.core.files import LockedError, locked_folder
+from braidlm.core.models.runs import read_metrics
 from braidlm.core.report.report import cell_text
 from braidlm.opening.names import find_sources
 from braidlm.studies.compare import Comparison, check_same_batches, compare, comparison_table
@@ -105,6 +106,8 @@ def test_what_is_measured(compared: tuple[Comparison, Any]) -> None:
         assert set(model.bits) == {"stories", "maths"}
         assert [p.seconds for p in model.losses] == sorted(p.seconds for p in model.losses)
         assert model.seconds == model.losses[-1].seconds
+        told = [record.get("memory") for record in read_metrics(model.run_folder, "train")]
+        assert model.memory == (None if None in told else max(told)), "the run's own records keep it, whoever is killed"
 
 
 def test_the_first_record_is_a_warm_up(compared: tuple[Comparison, Any]) -> None:

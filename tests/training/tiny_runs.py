@@ -75,9 +75,11 @@ def weight_bytes(model: Path) -> bytes:
 
 
 def records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The records without what depends on the clock."""
+    """The records without what depends on the clock and the machine."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timeless = [{k: v for k, v in line.items() if k not in ("tokens_per_second", "seconds")} for line in lines]
+    timeless = [
+        {k: v for k, v in line.items() if k not in ("tokens_per_second", "seconds", "memory")} for line in lines
+    ]
     return [line for line in timeless if kind is None or line["kind"] == kind]
 
 

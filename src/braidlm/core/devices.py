@@ -8,7 +8,6 @@ import platform
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import nn
@@ -164,15 +163,11 @@ def _size(amount: int) -> str:
 
 
 class PeakMemory:
-    """How many bytes more were in memory, at most, than before the block."""
+    """How many bytes more are in memory, at most, than when it was made."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.bytes: int | None = None
-        """None where the system does not tell."""
         self._before: int | None = None
-
-    def __enter__(self) -> Self:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -184,13 +179,12 @@ class PeakMemory:
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")  # lets the peak be what is in memory now
                 self._before = _status_bytes("VmRSS")
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        if self._before is not None:
-            cuda = self.device.type == "cuda"
-            peak = torch.cuda.max_memory_allocated(self.device) if cuda else _status_bytes("VmHWM")
-            self.bytes = None if peak is None else max(0, peak - self._before)
+    def bytes(self) -> int | None:
+        """The peak up to now; None where the system does not tell."""
+        cuda = self.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self.device) if cuda else _status_bytes("VmHWM")
+        return None if peak is None or self._before is None else max(0, peak - self._before)
 
 
 def _status_bytes(key: str) -> int | None:

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from braidlm.core import console
-from braidlm.core.devices import PeakMemory, choose_device, device_name
+from braidlm.core.devices import choose_device, device_name
 from braidlm.core.differences import Differences, as_yaml, differences
 from braidlm.core.errors import BraidError, check_folder_name, collecting
-from braidlm.core.files import locked_folder, write_json
+from braidlm.core.files import locked_folder
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.runs import read_metrics
-from braidlm.core.reading import read_json
 from braidlm.core.recipes import compose_recipe
 from braidlm.core.report.page import notebook
 from braidlm.core.report.rendering import write
@@ -37,8 +36,6 @@ from braidlm.training.start_from import data_of
 from braidlm.training.train import Run
 
 OUT = "runs/compare"
-MEMORY = "memory.json"
-"""In the folder of the runs: the peak of each run's memory, which only the process that trained it knows."""
 PAGE, TABLE, RESULTS = "compare", "compare", "results"
 """The names of the files."""
 COSTS = ("parameters", "active", "FLOPs per token", "tokens/s", "memory", "training")
@@ -92,13 +89,16 @@ def compare(
     check_variants(contents, fresh, "--out DIR chooses another folder, --fresh starts anew.", device)
     with locked_folder(Path(out), "compare", "--out"):
         open_data(data_of(first), first.validation.half)  # preparing it is no part of a run
-        if device == "cpu" and (fresh or not contents.keys() <= _peaks(runs_folder).keys()):
+        if device == "cpu" and (fresh or not all(read_metrics(runs_folder / name, "train") for name in contents)):
             _warm_up(contents[next(iter(contents))], device)  # on a GPU torch counts its tensors and nothing else
-        runs = {name: _train(name, content, device, fresh) for name, content in contents.items()}
-        peaks, models = _peaks(runs_folder), []
+        runs: dict[str, Run] = {}
+        for name, content in contents.items():
+            console.say(f"\n{name}: {content['training']['budget']}")
+            runs[name] = train_to_end(content, device, fresh)
+        models = []
         for name, run in runs.items():
             cost = model_cost(skeleton(open_model(run.model, "braid").config), first.data.length)
-            models.append(replace(read_run(name, run.folder), folder=run.model, memory=peaks.get(name), **vars(cost)))
+            models.append(replace(read_run(name, run.folder), folder=run.model, **vars(cost)))
         settings = {
             "data": ", ".join(first.data.sets),
             "budget": str(first.training.budget),
@@ -184,27 +184,6 @@ def _warm_up(content: dict[str, Any], device: str) -> None:
     }
     with tempfile.TemporaryDirectory(prefix="braid-compare-") as scratch, console.silence():
         train_to_end(content | short | {"out": scratch}, device, fresh=False)
-
-
-def _train(name: str, content: dict[str, Any], device: str, fresh: bool) -> Run:
-    """Train one recipe, or what is left of it, and keep the peak of its memory, also where it is stopped."""
-    run_folder = Path(content["out"])
-    before = 0 if fresh else len(read_metrics(run_folder, "train"))
-    console.say(f"\n{name}: {content['training']['budget']}")
-    memory = PeakMemory(torch.device(device))
-    try:
-        with memory:
-            return train_to_end(content, device, fresh)
-    finally:
-        if memory.bytes is not None and len(read_metrics(run_folder, "train")) > before:
-            peaks = _peaks(run_folder.parent)
-            earlier = peaks.get(name, 0) if before else 0
-            write_json(run_folder.parent / MEMORY, peaks | {name: max(memory.bytes, earlier)})
-
-
-def _peaks(folder: Path) -> dict[str, int]:
-    path = folder / MEMORY
-    return read_json(path) if path.is_file() else {}
 
 
 def comparison_report(comparison: Comparison, recipes: Mapping[str, dict[str, Any]]) -> Report:

@@ -167,6 +167,7 @@ def read_run(name: str, folder: Path, recipe: dict[str, Any] | None = None, erro
         tokens=last.get("tokens", 0),
         words=last.get("words", 0),
         tokens_per_second=median(speeds[1:] or speeds) if speeds else None,
+        memory=max((record["memory"] for record in steps if "memory" in record), default=None),
         seconds=seconds,
         wall_seconds=sum(record.get("seconds", 0.0) for record in records),
         losses=losses,

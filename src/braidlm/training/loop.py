@@ -13,7 +13,7 @@ import torch
 
 from braidlm.core import console
 from braidlm.core.decoding.generation import encode_prompts
-from braidlm.core.devices import explained_out_of_memory
+from braidlm.core.devices import PeakMemory, explained_out_of_memory
 from braidlm.core.errors import INTERRUPTIONS, BraidError, Terminated
 from braidlm.core.models.folders import load_lineage
 from braidlm.data.loading.chunking import chunkings
@@ -83,8 +83,16 @@ class StopSignal:
 class Trainer:
     """One run in memory."""
 
-    def __init__(self, recipe: Recipe, trained: Trainable, data: OpenData, lineage: dict[str, Any], rank: Rank):
-        """`lineage` is what checkpoints say of the recipe and of its sources."""
+    def __init__(
+        self,
+        recipe: Recipe,
+        trained: Trainable,
+        data: OpenData,
+        lineage: dict[str, Any],
+        rank: Rank,
+        memory: PeakMemory,
+    ):
+        """`lineage` is what checkpoints say of the recipe and of its sources; `memory` is what records tell."""
         self.recipe, self.trained, self.data, self.rank = recipe, trained, data, rank
         self.model, training = trained.model, recipe.training
         self.checkpoints = Checkpoints(Path(recipe.folder), rank, recipe.checkpoints.keep)
@@ -111,7 +119,7 @@ class Trainer:
         self.progress = Progress()
         self.rate = 0.0
         flops = round(mean * recipe.data.length / length)  # tokens that are no text cost too
-        self.reporter = Reporter(recipe, trained, data, self.stepper, flops)
+        self.reporter = Reporter(recipe, trained, data, self.stepper, flops, memory)
         self.saved_at: int | None = None
         self.recorded: int | None = None  # records up to the checkpoint that the run resumes from, if it says so
         self.earlier_budgets: list[dict[str, Any]] = []  # smaller ones, each with the step that it was used up to

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from braidlm.core import console
-from braidlm.core.devices import check_training_fits, device_name
+from braidlm.core.devices import PeakMemory, check_training_fits, device_name
 from braidlm.core.errors import BraidError
 from braidlm.core.files import json_sha256
 from braidlm.core.models.accounting import skeleton
@@ -91,6 +91,7 @@ def train(
 
 def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     """Check everything before the folder is touched, so that an error leaves nothing behind."""
+    memory = PeakMemory(rank.device)
     recipe, folder, resolved = loaded.recipe, Path(loaded.recipe.folder), loaded.as_dict()
     _check_architecture(loaded, rank)
     if recipe.training.lora is not None:
@@ -105,7 +106,7 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     recipe = recipe if fresh else with_rows_of_run(recipe, folder, rank)
     # Dropout differs between processes, weights do not.
     torch.manual_seed((recipe.seed * 1000 + rank.index) % MAX_INTEGER)
-    trainer = Trainer(recipe, trained, data, _lineage(loaded, data), rank)
+    trainer = Trainer(recipe, trained, data, _lineage(loaded, data), rank, memory)
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
         if rank.is_main:
             record_orders(data.train, folder / ORDER)

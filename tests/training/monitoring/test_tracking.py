@@ -49,7 +49,7 @@ def test_train_records(run: Path) -> None:
     for line in lines:
         assert set(line) == {
             *("kind", "step", "tokens", "words", "loss", "gradient_norm"),
-            *("learning_rate", "epochs", "tokens_per_second", "seconds"),
+            *("learning_rate", "epochs", "tokens_per_second", "memory", "seconds"),
         }
         assert 0 < line["loss"] < math.log(300) + 1
         assert line["gradient_norm"] > 0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from braidlm.core import console
 from braidlm.core.decoding.decoder import Sampling
+from braidlm.core.devices import PeakMemory
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.loading.validation import ValidationSet, validation_windows
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
@@ -35,7 +36,16 @@ USAGE_PATIENCE = 10
 class Reporter:
     """Reports one run. `tracker`, where a method takes it, is None on all but the main process."""
 
-    def __init__(self, recipe: Recipe, trained: Trainable, data: OpenData, stepper: Stepper, flops_per_token: int):
+    def __init__(
+        self,
+        recipe: Recipe,
+        trained: Trainable,
+        data: OpenData,
+        stepper: Stepper,
+        flops_per_token: int,
+        memory: PeakMemory,
+    ):
+        self.memory = memory
         self.recipe, self.trained, self.tokenizer, self.rank = recipe, trained, data.tokenizer, stepper.rank
         self.stepper, self.features, self.objective = stepper, stepper.features, stepper.objective
         length, most, rows = recipe.data.length, recipe.validation.tokens, recipe.training.batch
@@ -65,6 +75,8 @@ class Reporter:
             "epochs": {name: round(epoch, 3) for name, epoch in epochs.items()},
             **self.speed.read(progress.tokens),
         }
+        if (peak := self.memory.bytes()) is not None:
+            record["memory"] = peak
         if usage:
             record["routing_loss"], record["usage"] = metrics.routing_loss, usage
             record["entropy"] = {name: round(usage_entropy(shares), 4) for name, shares in usage.items()}
