@@ -95,13 +95,18 @@ def test_a_recipe_of_a_run(braid, tmp_path: Path, overrides: list[str], vocab_si
 def test_the_expected_time_of_a_run(
     braid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, tokens: int
 ) -> None:
-    """Three forward passes' FLOPs for every token, at 0.3 of the speed of products."""
+    """Three forward passes' FLOPs for every token, and one for every token that a validation reads."""
     monkeypatch.setattr(speed, "_product_speed", lambda device: 1e9)
     (tmp_path / "mine.yaml").write_text(
         RECIPE.replace("{budget: 9 steps}", f"{{budget: {budget}, batch: 8, accumulation: 2}}")
     )
-    facts = braid("show", tmp_path / "mine.yaml", "--json").json()
-    assert facts["expected_seconds"] == pytest.approx(3 * tokens * facts["flops_per_token"] / 0.3e9)
+    facts = braid("show", tmp_path / "mine.yaml", "validation.tokens=100", "--json").json()
+    assert facts["expected_seconds"] == pytest.approx((3 * tokens + 100) * facts["flops_per_token"] / 0.3e9)
+    often = braid(
+        "show", tmp_path / "mine.yaml", "validation.tokens=100", "validation.every='300 tokens'", "--json"
+    ).json()
+    times = -(-tokens // 300)
+    assert often["expected_seconds"] == pytest.approx((3 * tokens + 100 * times) * facts["flops_per_token"] / 0.3e9)
     assert "expected time" in braid("show", tmp_path / "mine.yaml").out
     assert "expected time" not in braid("show", "models/gpt2").out, "a preset is not trained"
 

@@ -86,14 +86,16 @@ def test_a_smaller_budget_or_another_unit_is_another_run(budget: str, recipe: Re
         train(recipe(training={"budget": budget}))
 
 
-def test_logging_display_and_memory_are_no_part_of_a_run(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logging_display_and_memory_are_no_part_of_a_run(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = train(recipe("whole"))
     stopped_after(5, monkeypatch, recipe())
     display = {
         "name": "another name",
         "log": {"every": 2},
         "samples": {"prompts": ["Once"], "tokens": 2},
-        "validation": {"every": "3 steps"},
+        "validation": {"every": "3 steps", "tokens": 200},
         "checkpoints": {"keep": 2},
         "training": {"activation_checkpointing": True},
     }
@@ -102,8 +104,12 @@ def test_logging_display_and_memory_are_no_part_of_a_run(recipe: Recipe, monkeyp
     assert [r["step"] for r in records(run.folder, "train")] == [5, 6, 8, 10, 12]
     assert yaml.safe_load((run.folder / "recipe.yaml").read_text())["name"] == "another name"
     assert train(recipe(**display)).finished
-    with pytest.raises(BraidError, match=r"another recipe .*:\n  validation\.tokens: 500 -> 400\n"):
-        train(recipe(validation={"tokens": 400}))
+    said = "Validation read at most 500 tokens of each data set and reads at most 200 tokens from here on."
+    assert said in capsys.readouterr().out
+    held_out = [score["tokens"] for r in records(run.folder, "validation") for score in r["sets"].values()]
+    assert min(held_out) <= 200 < max(held_out)
+    with pytest.raises(BraidError, match=r"another recipe .*:\n  validation\.half: null -> choose\n"):
+        train(recipe(**display | {"validation": {"half": "choose"}}))
 
 
 def test_a_run_that_was_moved_is_the_same_run(recipe: Recipe, tmp_path: Path) -> None:

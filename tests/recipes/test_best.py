@@ -41,6 +41,18 @@ def test_both_sides_have_the_same_flops() -> None:
     assert models["dense"]["flops_per_token"] == pytest.approx(58e6, rel=0.01)
 
 
+def test_the_pair_for_a_cpu_has_the_same_models_and_needs_no_files() -> None:
+    facts = show("best/strict-small-cpu")
+    assert (facts["domains"], facts["problems"]) == ({"english": "stories"}, [])
+    small, full = (load_study(f"best/strict-small{end}") for end in ("-cpu", ""))
+    models = {row["name"]: row for row in facts["models"]}
+    assert list(models) == list(full.steps)
+    assert models["routed"]["flops_per_token"] == pytest.approx(models["dense"]["flops_per_token"], rel=0.01)
+    assert all(row["parameters"] < 2e6 and row["training"]["words"] == 300_000 for row in models.values())
+    assert small.data.chunking.kind == full.data.chunking.kind
+    assert all(small.training[key] == full.training[key] for key in ("optimizer", "schedule", "average"))
+
+
 def test_every_model_of_the_search_has_the_same_flops_and_one_change() -> None:
     pair, search = (load_study(f"best/{name}") for name in ("strict-small", "search"))
     usual, ours = encode(pair), encode(search)

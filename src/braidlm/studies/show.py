@@ -34,6 +34,7 @@ from braidlm.studies.decoding import decode_study, errors_of, is_study, study_mo
 from braidlm.studies.steps import DistilStep, EditStep
 from braidlm.studies.study import Study
 from braidlm.studies.study_plan import StudyPlan
+from braidlm.training.amounts import Unit
 from braidlm.training.decoder import plan_decoder_run
 from braidlm.training.machines import Machines
 from braidlm.training.monitoring.speed import (
@@ -44,7 +45,7 @@ from braidlm.training.monitoring.speed import (
     training_speed,
 )
 from braidlm.training.plan import plan_training
-from braidlm.training.recipe import decode_recipe
+from braidlm.training.recipe import Recipe, decode_recipe
 from braidlm.training.start_from import data_of, open_decoder
 
 
@@ -174,7 +175,7 @@ def _comparison(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
     """A composed recipe, checked in full; its model as it would be built."""
-    about, tokens = dict(list_recipes()).get(name), None
+    about, run = dict(list_recipes()).get(name), None
     notes: list[str] = []
     problems: list[str] = []
     if data.get("decoder"):  # which is opened and not loaded
@@ -189,7 +190,7 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
         architecture, vocab_size = model.architecture, model.vocab_size
     else:
         kind, key = "recipe", "model.vocab_size"
-        architecture, vocab_size, tokens = _read_run(data, name, problems)
+        architecture, vocab_size, run = _read_run(data, name, problems)
     if (data.get("training") or {}).get("losses"):
         notes.append(
             "Extra losses read the plain pass: on a GPU the step is compiled by torch, without kernels of ours."
@@ -202,7 +203,7 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
     with collecting(notes):
         needed = facts["memory"].get("training_adamw", 0)  # what is quantised is not trained
         check_memory(needed, torch.device(choose_device("auto")), "weights, gradients and AdamW's two moments need")
-    seconds = tokens and training_seconds(tokens, facts["flops_per_token"], training_speed())
+    seconds = None if run is None else _expected_seconds(run, facts["flops_per_token"])
     facts |= {"expected_seconds": seconds, "vocab_size_assumed": vocab_size is None, "lineage": None, "tokenizer": None}
     return {"kind": kind, "name": name, "about": about, **facts, "recipe": data, "notes": notes, "problems": problems}
 
@@ -266,8 +267,21 @@ def run_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
     return {**facts, "kind": "run", "name": str(folder), "run": run}
 
 
-def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Architecture, int | None, int]:
-    """A run's model, vocabulary and tokens; problems that would stop it at its start are added to `problems`."""
+def _expected_seconds(recipe: Recipe, flops_per_token: int) -> float:
+    """How long a run takes on this machine, with its validations where their text is limited."""
+    per_step = recipe.training.batch * recipe.training.accumulation * recipe.data.length
+    tokens = tokens_of(recipe.training.budget, per_step)
+    last: dict[Unit, int] = {
+        "words": round(tokens / TOKENS_PER_WORD),
+        "tokens": tokens,
+        "steps": -(-tokens // per_step),
+    }
+    held_out = (recipe.validation.tokens or 0) * len(recipe.data.sets)
+    return training_seconds(tokens, held_out, last, recipe.validation.every, flops_per_token, training_speed())
+
+
+def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Architecture, int | None, Recipe]:
+    """A run's model, vocabulary and recipe; problems that would stop it at its start are added to `problems`."""
     try:
         loaded = decode_recipe(data)
     except BraidError as error:
@@ -284,8 +298,7 @@ def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Arc
     if (length := recipe.data.length) > architecture.context:
         has = "learned positions" if architecture.positions.kind == "learned" else "tokens of context"
         problems.append(f"data.length is {length}, and the model has {architecture.context} {has}")
-    budget = tokens_of(recipe.training.budget, recipe.training.batch * recipe.training.accumulation * length)
-    return architecture, vocab_size or tokens, budget
+    return architecture, vocab_size or tokens, recipe
 
 
 def _tokenizer_size(config: DataConfig, problems: list[str]) -> int | None:

@@ -1,6 +1,7 @@
 """What the trainings of a study are expected to take: words, tokens, epochs, checkpoints and about how long."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,16 @@ from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.packing.packed_data import Manifest, is_packed, read_manifest
 from braidlm.studies.study import Study
-from braidlm.training.monitoring.speed import TOKENS_PER_WORD, tokens_of, training_seconds, training_speed
+from braidlm.training.amounts import Unit
+from braidlm.training.monitoring.speed import (
+    TOKENS_PER_WORD,
+    tokens_of,
+    training_seconds,
+    training_speed,
+)
+
+BYTES_PER_TOKEN = 4
+"""Of English text under a tokenizer of 16k tokens: assumed until held-out text is prepared."""
 
 
 class StudyPlan:
@@ -19,6 +29,8 @@ class StudyPlan:
         self.sizes = {domain: _size(study, domain) for domain in study.domains}
         """Words and tokens of the training text of each domain; None where they are known only when it is prepared."""
         self.is_prepared = None not in self.sizes.values()
+        self.held_out = {domain: _held_out(study, domain) for domain in study.domains}
+        """Tokens that a validation reads of each domain; None where they are known only when it is prepared."""
         words, tokens = map(sum, zip(*(size or (0, 0) for size in self.sizes.values()), strict=True))
         self.tokens_per_word: float = tokens / words if words and self.is_prepared else TOKENS_PER_WORD
         self.flops_per_second = training_speed()
@@ -47,26 +59,48 @@ class StudyPlan:
             words, tokens = (round(epochs * (end - begin) * sum(amount)) for amount in amounts)
         checkpoints = seconds = None
         if words is not None and tokens is not None:
-            seconds = training_seconds(tokens, flops_per_token, self.flops_per_second)
-            pace = study.checkpoints.every
-            last = {"words": words, "tokens": tokens, "steps": -(-tokens // per_step)}[pace.unit]
-            checkpoints, mark = 1, pace.next_after(0)  # one is made at the end
-            while mark is not None and mark < last:
-                checkpoints, mark = checkpoints + 1, pace.next_after(mark)
+            last: dict[Unit, int] = {"words": words, "tokens": tokens, "steps": -(-tokens // per_step)}
+            every, held_out = study.checkpoints.every, sum(self.held_out[domain] or 0 for domain in domains)
+            checkpoints = every.marks_before(last[every.unit]) + 1  # and at the end
+            costs = (flops_per_token, self.flops_per_second)
+            seconds = training_seconds(tokens, held_out, last, study.validation.every, *costs)
         return {"words": words, "tokens": tokens, "epochs": epochs, "checkpoints": checkpoints, "seconds": seconds}
 
 
 def _size(study: Study, domain: str) -> tuple[int, int] | None:
     """Words and tokens of the training text of a domain, if it is packed or was prepared before."""
+    spec, manifest = study.domains[domain], _manifest(study, domain)
+    if manifest is None:
+        return None
+    kept = (1.0 if spec.has_validation else 1.0 - spec.holdout) * (spec.subset.stop - spec.subset.start)
+    return round(kept * manifest.words), round(kept * manifest.tokens)
+
+
+def _manifest(study: Study, domain: str) -> Manifest | None:
+    """What a domain's text is once it is packed; None before, or if it was prepared by several tokenizers."""
     spec = study.domains[domain]
     packed = [Path(spec.path)] if spec.path else sorted(Path(study.data.cache).glob(f"{domain}-[0-9a-f]*/"))
     manifests = [read_manifest(folder) for folder in packed if is_packed(folder)]
     if spec.path is None:
         manifests = [manifest for manifest in manifests if _is_of(manifest, study, domain)]
-    if len(manifests) != 1:  # not there, or prepared by several tokenizers of this size
-        return None
-    kept = (1.0 if spec.has_validation else 1.0 - spec.holdout) * (spec.subset.stop - spec.subset.start)
-    return round(kept * manifests[0].words), round(kept * manifests[0].tokens)
+    return manifests[0] if len(manifests) == 1 else None
+
+
+def _held_out(study: Study, domain: str) -> int | None:
+    """Tokens that one validation reads: of text that is not prepared as many as its files' bytes make."""
+    spec, most, tokens = study.domains[domain], study.validation.tokens, None
+    with suppress(BraidError):  # the text is not there
+        separate = spec.resolved(domain).validation
+        if separate is None and (manifest := _manifest(study, domain)) is not None:
+            tokens = round(spec.holdout * (spec.subset.stop - spec.subset.start) * manifest.tokens)
+        elif isinstance(separate, str) and is_packed(separate):
+            tokens = read_manifest(separate).tokens
+        elif isinstance(separate, str) and (place := Path(separate)).exists():
+            files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+            tokens = round(sum(path.stat().st_size for path in files) / BYTES_PER_TOKEN)
+    half = 1 if study.validation.half is None else 2
+    known = [amount for amount in (most, tokens and tokens // half) if amount is not None]
+    return min(known, default=None)
 
 
 def _is_of(manifest: Manifest, study: Study, domain: str) -> bool:

@@ -160,3 +160,10 @@ class Pace:
                 return mark
             begin = until
         return None
+
+    def marks_before(self, last: int) -> int:
+        """How many marks come before the amount that is the last."""
+        count, mark = 0, self.next_after(0)
+        while mark is not None and mark < last:
+            count, mark = count + 1, self.next_after(mark)
+        return count

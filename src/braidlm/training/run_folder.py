@@ -25,7 +25,7 @@ from braidlm.training.schedules import LearningRate
 RUN_ENTRIES = (PAGE, METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
 NOT_IDENTITY = (
-    *("name", "out", "licence", "log", "samples", "validation.every", "checkpoints.keep"),
+    *("name", "out", "licence", "log", "samples", "validation.every", "validation.tokens", "checkpoints.keep"),
     *("training.threads", "training.activation_checkpointing", "training.parallel", "data.cache_gb"),
 )
 """Keys of logging, display, storage, speed and memory: a run whose recipe differs in these alone is the same run."""
@@ -111,6 +111,14 @@ def _remove_run(folder: Path) -> None:
         console.warn(f"{folder}: not of the run, and kept: {listed(others)}")
 
 
+def _say_what_is_held_out(before: Any, now: dict[str, Any]) -> None:
+    """Say that validations are of another amount of text from here on, with which those before do not compare."""
+    was, has = (completed(one).get("validation", {}).get("tokens") for one in (before or now, now))
+    if was != has:
+        amounts = ["all tokens" if one is None else f"at most {one:,} tokens" for one in (was, has)]
+        console.say("Validation read {} of each data set and reads {} from here on.".format(*amounts))
+
+
 @contextlib.contextmanager
 def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]:
     """Create the folder with this run's recipe, and hold its lock while the block runs."""
@@ -118,6 +126,8 @@ def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]
         if fresh:
             with explained_disk_errors(folder):
                 _remove_run(folder)
-        if not is_run(folder) or read_yaml(folder / RECIPE) != recipe:  # another display, or a larger budget
+        before = read_yaml(folder / RECIPE) if is_run(folder) else None
+        if before != recipe:  # none, another display, or a larger budget
+            _say_what_is_held_out(before, recipe)
             write_text(folder / RECIPE, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
         yield

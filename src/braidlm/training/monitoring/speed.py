@@ -1,14 +1,14 @@
 """The speed of a training: measured while it runs, and before it about how long it takes on this machine."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from braidlm.core.devices import choose_device
-from braidlm.training.amounts import Amount
+from braidlm.training.amounts import Amount, Pace, Unit
 from braidlm.training.machines import PEAK_BF16
 
 TOKENS_PER_WORD = 1.4
@@ -57,9 +57,13 @@ class SpeedMeter:
         self.cpu += time.process_time() - cpu
 
 
-def training_seconds(tokens: int, flops_per_token: int, flops_per_second: float) -> float:
-    """Within a factor of about two; `flops_per_token` is of a forward pass."""
-    return TRAINING_FLOPS * tokens * flops_per_token / flops_per_second
+def training_seconds(
+    tokens: int, held_out: int, last: Mapping[Unit, int], every: Pace, flops_per_token: int, flops_per_second: float
+) -> float:
+    """Within a factor of about two; `flops_per_token` is of a forward pass. A validation reads the `held_out` tokens
+    at each mark of its pace before the `last` word, token or step, and at the end."""
+    validations = every.marks_before(last[every.unit]) + 1
+    return (TRAINING_FLOPS * tokens + validations * held_out) * flops_per_token / flops_per_second
 
 
 def tokens_of(budget: Amount, tokens_per_step: int, tokens_per_word: float = TOKENS_PER_WORD) -> int:
