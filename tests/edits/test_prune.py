@@ -158,13 +158,13 @@ def test_a_share_of_the_parameters(tmp_path: Path, text: Path, criterion: Any, n
     assert lineage["sources"][0]["sha256"]
 
 
+@pytest.mark.parametrize("criterion", ["frequency", "output_norm"])
 @pytest.mark.parametrize("normalise", ["max", "sum"])
-def test_the_least_used_modules_go_first(tmp_path: Path, text: Path, normalise: Any) -> None:
+def test_the_least_used_modules_go_first(tmp_path: Path, text: Path, criterion: Any, normalise: Any) -> None:
     """No module that went was used more than one that stayed beside another in its layer."""
-    folder = model_folder(tmp_path / "source")
-    source = OpenedBraid(folder)
-    texts, usage = calibrate(source, str(text), 100_000, "frequency")
-    plan = Prune(str(text), keep=0.8, normalise=normalise).plan_for(source, texts, usage)
+    source = OpenedBraid(model_folder(tmp_path / "source"))
+    _, usage = calibrate(source, str(text), 100_000, criterion)
+    plan = Prune(str(text), keep=0.8, criterion=criterion, normalise=normalise).plan(source)
     left = [one.names for layer in layers_of(ModelInfo(plan.model.config)) for one in modules_of(layer)]
     gone, stayed = [], []
     for one, names in zip(all_modules(source), left, strict=True):
@@ -174,6 +174,13 @@ def test_the_least_used_modules_go_first(tmp_path: Path, text: Path, normalise: 
         stayed += [share for name, share in zip(one.names, shares, strict=True) if name in names and len(names) > 1]
     assert gone
     assert max(gone) <= min(stayed)
+
+
+def test_only_so_many_tokens_of_the_text_count(tmp_path: Path, text: Path) -> None:
+    """Of one token a router chooses two modules; all others were never used."""
+    plan = Prune(str(text), threshold=0.0, tokens=1).plan(OpenedBraid(model_folder(tmp_path / "source")))
+    left = [one.names for layer in layers_of(ModelInfo(plan.model.config)) for one in modules_of(layer)]
+    assert [len(names) for names in left] == [2] * 4
 
 
 def test_frequency_counts_the_tokens_that_chose_a_module(tmp_path: Path, text: Path) -> None:
