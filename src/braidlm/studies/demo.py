@@ -29,7 +29,7 @@ from braidlm.studies.report import ROUTES_LINK, add_routes, comparison_chart, le
 from braidlm.studies.results import Bits, ModelResult, StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Study
-from braidlm.studies.tables import duration, inactive_paths, quality, training_time
+from braidlm.studies.tables import cost, duration, inactive_paths, quality, training_time
 
 RECIPE = "demo/paths"
 PRONOUNS = 200
@@ -92,7 +92,7 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
             vocab_size=data.tokenizer.vocab_size,
             routes=study_routes(results, data, out / ROUTES, tokens=10_000),
         )
-    for table in (quality(results), training_time(results), inactive_paths(results)):
+    for table in (quality(results), cost(results), training_time(results), inactive_paths(results)):
         console.show("")
         show_report(table)
     return write(demo_report(facts), out, "report")
@@ -219,7 +219,7 @@ def _add_learning(report: Report, facts: DemoFacts) -> None:
                 "Its blocks before and after them are new and untrained, so that it may be behind a path at first.",
                 f"learning-{domain}",
             )
-    caption = "Bits per byte of held-out text. Tokens are those seen in training."
+    caption = "Bits per byte of held-out text."
     report.heading("Every number").table(replace(quality(results), name="", caption=caption))
     rows = [[name, *(f"{bits[domain]:.3f}" for domain in domains)] for name, bits in facts.ngrams.items()]
     report.table(Table(["n-gram model", *domains], rows))
@@ -242,7 +242,7 @@ def _add_samples_and_costs(report: Report, facts: DemoFacts) -> None:
             report.quote(sample.text, WRITERS.get(name, f"the path {name}"), prompt=sample.prompt)
     report.heading("What it took").text(
         "Training alone. Paths need nothing of each other, so with two machines they take the time of the slower."
-    ).table(replace(training_time(facts.results), name=""))
+    ).table(replace(training_time(facts.results), name="")).table(replace(cost(facts.results), name=""))
     steps = [[what, duration(seconds)] for what, seconds in facts.seconds.items()]
     report.table(Table(["step of the demo", "time"], steps))
     composed, first = facts.composed, facts.results.names("path")[0]
