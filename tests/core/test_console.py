@@ -58,6 +58,14 @@ def test_counts_are_short(number: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("amount", "text"),
+    [(256, "256 bytes"), (39_168, "39.2 kB"), (999_900, "1 MB"), (15.8e9, "15.8 GB"), (1.2345e12, "1,234 GB")],
+)
+def test_sizes_are_short(amount: float, text: str) -> None:
+    assert console.size(amount) == text
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [(42.4, "42s"), (75, "1m15s"), (9_000, "2h30m"), (172_799, "47h59m"), (4108 * 3600, "171 days")],
 )

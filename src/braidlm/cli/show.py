@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.cli.settings import add_settings, given_settings, names_and_overrides, number
-from braidlm.core.console import count, duration, show_json
+from braidlm.core.console import count, duration, show_json, size
 from braidlm.core.errors import BraidError
 from braidlm.core.report.rendering import show_report
 from braidlm.core.report.report import Report, Table, cell_text
@@ -251,16 +251,6 @@ def _data(facts: dict[str, Any]) -> Report:
     source = facts.get("source", {})
     rows += [(key.replace("_", " "), _value(value)) for key, value in source.items() if key != "key"]
     return Report("").text(f"packed data {facts['name']}").table(Table(("", ""), rows))
-
-
-def size(amount: int) -> str:
-    """1500000 bytes as 1.5 MB."""
-    value = float(amount)
-    for unit in ("bytes", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:,.3g} GB"
 
 
 REPORTS: dict[str, Callable[[dict[str, Any]], Report]] = {"data": _data, "study": _study, "comparison": _comparison}

@@ -237,6 +237,15 @@ def count(number: float) -> str:
     return f"{number:.4g}" if isinstance(number, float) else str(number)
 
 
+def size(amount: float) -> str:
+    """1500000 bytes as 1.5 MB."""
+    for unit in ("bytes", "kB", "MB"):
+        if amount < 999.5:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:,.0f} GB" if amount >= 100 else f"{amount:.3g} GB"
+
+
 def duration(seconds: float) -> str:
     """75 as 1m15s."""
     seconds = round(seconds)

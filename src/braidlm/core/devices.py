@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from braidlm.core.console import say
+from braidlm.core.console import say, size
 from braidlm.core.errors import BraidError
 
 
@@ -58,8 +58,8 @@ def training_plan(model: nn.Module, device: torch.device) -> str:
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     return (
         f"Training {trained:,} parameters; {frozen:,} are frozen. Memory before activations: weights "
-        f"{_size(weights_bytes(model))}, gradients {_size(state // 3)}, AdamW's two moments {_size(state * 2 // 3)}"
-        + ("." if free is None else f"; {_size(free)} are free.")
+        f"{size(weights_bytes(model))}, gradients {size(state // 3)}, AdamW's two moments {size(state * 2 // 3)}"
+        + ("." if free is None else f"; {size(free)} are free.")
     )
 
 
@@ -86,7 +86,7 @@ def check_memory(needed: int, device: torch.device, what: str, todo: str = SMALL
     free = free_memory(device)
     if free is not None and needed > free:
         place = "this machine" if device.type == "cpu" else str(device)
-        raise BraidError(f"{what} {_size(needed)} of memory, and {place} has {_size(free)} free", todo=todo)
+        raise BraidError(f"{what} {size(needed)} of memory, and {place} has {size(free)} free", todo=todo)
 
 
 @contextlib.contextmanager
@@ -154,12 +154,6 @@ def _group_free(group: Path) -> int | None:
             continue
         return max(0, total - current + sum(int(counts.get(key, 0)) for key in ("active_file", "inactive_file")))
     return None
-
-
-def _size(amount: int) -> str:
-    if amount < 1e8:
-        return f"{amount / 1e6:.3g} MB"
-    return f"{amount / 1e9:,.0f} GB" if amount >= 1e11 else f"{amount / 1e9:.3g} GB"
 
 
 class PeakMemory:
