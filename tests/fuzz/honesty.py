@@ -10,7 +10,7 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 
-LONGEST = 60
+LONGEST = 120
 """Seconds; a case takes milliseconds, a study of runs seconds, and a busy machine may pause."""
 STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn", "subprocess.Popen")
 CONNECTS = ("socket.connect", "socket.bind", "socket.getaddrinfo")

@@ -17,7 +17,7 @@ from braidlm.data.tokenizing.build import load_tokenizer
 from tests.edits.small_models import TEXT
 from tests.fuzz.choices import CASES
 from tests.fuzz.honesty import honest
-from tests.fuzz.mutations import seeded
+from tests.fuzz.mutations import YAML_VALUES, seeded
 from tests.tiny_models import BASE, tiny_model
 
 VERBS = ("show", "generate", "eval", "routes", "compose", "convert", "prepare", "edit", "train", "compare", "list")
@@ -46,6 +46,30 @@ ODD = (
     "%s",
 )
 FITTING = ("stories", "bits_per_byte", "blimp", "llama", "gguf", "all", "1", "2", "a", "text=text.txt", "bytes", "out")
+KEYS = (
+    "out",
+    "name",
+    "model.width",
+    "model.stages",
+    "model.block",
+    "training.freeze",
+    "training.optimizer",
+    "data.length",
+)
+KEYS += ("data.sets.stories", "data.sets.stories.holdout", "+data.sets.x.source", "~model", "seed", "training.schedule")
+VALUES = (
+    "[block:{layers: 1}]",
+    "{kind: muon}",
+    "{layers: 2}",
+    "[paths]",
+    "8",
+    "0,1",
+    "a (b)",
+    "läufe",
+    "'x'",
+    "[a, b]",
+    "a: b",
+)
 NUMBERS = {"N": ("1", "2", "3"), "X": ("0.5", "1")}
 WORDS = {"train": "recipe.yaml", "compare": "recipe.yaml", "prepare": "text.txt", "list": "parts"}
 NOT_LONG: dict[str, list[str]] = {
@@ -110,6 +134,8 @@ def words_of(rng: Random) -> list[str]:
         words.append(rng.choice(one.option_strings))
         count = 0 if one.nargs == 0 else rng.choice([1, 1, 2]) if one.nargs in ("+", "*") else 1
         words += [f"out-{rng.getrandbits(64):x}" if one.dest == "out" else word(rng, one, verb) for _ in range(count)]
+    for _ in range(rng.randint(0, 2) if verb in ("train", "show") else 0):
+        words.append(f"{rng.choice(KEYS)}={rng.choice([*ODD, *VALUES, *YAML_VALUES])}")
     return words
 
 

@@ -65,6 +65,11 @@ DAMAGES = {
     "a flipped bit in the optimizer": (flip, f"{STATE}/optimizer.safetensors", "optimizer.safetensors is damaged"),
     "no optimizer": (Path.unlink, f"{STATE}/optimizer.safetensors", "optimizer.safetensors is missing"),
     "a truncated position": (truncate, f"{STATE}/position.json", "position.json is damaged"),
+    "a position that was saved at no time": (
+        lambda path: path.write_text('{"saved": "soon"}'),
+        f"{STATE}/position.json",
+        "position.json is damaged",
+    ),
     "no position": (Path.unlink, f"{STATE}/position.json", "position.json is missing"),
     "a truncated manifest": (truncate, f"{STATE}/manifest.json", "manifest.json: this is not valid JSON"),
     "no manifest": (Path.unlink, f"{STATE}/manifest.json", "manifest.json: this file does not exist"),

@@ -205,11 +205,9 @@ class Checkpoints:
         """Names of saved states, oldest first, by the time recorded inside them (file times do not survive a copy)."""
         dated = []
         for path in self.states.glob("[!.]*"):
-            try:
-                saved = read_json(path / POSITION)["saved"]
-            except (BraidError, KeyError, TypeError):
-                saved = path.lstat().st_mtime_ns  # also of a link that leads to nothing
-            dated.append((saved, path.name))
+            saved = _unless_unreadable(lambda state: read_json(state / POSITION).get("saved"), path, None)
+            # A link that leads to nothing has a time of its own.
+            dated.append((saved if isinstance(saved, int) else path.lstat().st_mtime_ns, path.name))
         return [name for _, name in sorted(dated)]
 
 
