@@ -22,7 +22,6 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import fill
 from braidlm.core.models.logits import Probe, check_promise
 from braidlm.model.compression import untrainable
-from braidlm.model.heads.bytes.decoder import ByteHead
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
 
@@ -135,7 +134,7 @@ class OnnxTarget(ExportTarget):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter tells of packages and rules that are not needed."""
+    """Without what the exporter tells of packages and rules that are not needed; what it cannot do is one sentence."""
     loggers = {name: logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")}
     levels = {name: logger.level for name, logger in loggers.items()}
     try:
@@ -144,6 +143,9 @@ def _quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except torch.onnx.OnnxExporterError as error:
+        first = next(line for line in str(error).splitlines() if line)
+        raise BraidError(f"torch cannot record this model as ONNX: {first}") from error
     finally:
         for name, logger in loggers.items():
             logger.setLevel(levels[name])
@@ -161,8 +163,6 @@ class OnnxBridge(ExportingBridge):
 
     def export_problems(self, info: ModelInfo) -> list[str]:
         problems = [f"matrices are rounded with their inputs ({k})" for k in untrainable(info.architecture.compression)]
-        if isinstance(info.model.head, ByteHead):
-            problems.append(f"the head is '{info.architecture.head.kind}', which onnxruntime computes otherwise")
         return problems if info.model.model.attentions else [*problems, "it has no attention, and so no cache"]
 
     def checked_mappings(self, info: ModelInfo) -> list[TensorMapping]:

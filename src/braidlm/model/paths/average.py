@@ -17,6 +17,7 @@ from ..config.ranges import Range, Size
 from ..config.registry import Choice
 from ..config.strict import PartOf
 from ..errors import BraidError
+from ..exporting import is_exporting
 from ..heads.ends import LinearHead, heads
 from ..heads.losses import IGNORED, next_token_loss
 from ..norms import norms
@@ -147,6 +148,9 @@ class AverageHead(LinearHead):
     def _log_likelihoods(self, hidden: Tensor, targets: Tensor) -> Iterator[Tensor]:
         """The log-probabilities of the targets, in their shape, by each active path; 0 for ignored ones."""
         for logits in self.path_logits(hidden):
+            if is_exporting():  # ONNX has no such loss that is not summed; a head that reads the text judges by it
+                yield logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+                continue
             losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
             yield -losses.view_as(targets)
 
@@ -240,8 +244,10 @@ class PosteriorHead(AverageHead):
         """[batch, time, path]: by how much less probable each active path found a token than the best, in logarithms.
         `before` is the stream at the token before it; a token without one says 0. Only the differences of paths count,
         and half precision would lose them in sums over long texts."""
-        rows = zip(before.flatten(0, 1).split(ROWS), tokens.flatten().split(ROWS), strict=True)
-        said = torch.cat([torch.stack(list(self._log_likelihoods(*pair)), dim=-1) for pair in rows])
+        rows = before.flatten(0, 1), tokens.flatten()
+        # The number of parts would depend on the length.
+        parts = [rows] if is_exporting() else zip(*(each.split(ROWS) for each in rows), strict=True)
+        said = torch.cat([torch.stack(list(self._log_likelihoods(*pair)), dim=-1) for pair in parts])
         said = said.unflatten(0, tokens.shape)
         said = torch.where(is_there[..., None], said - said.amax(-1, keepdim=True), 0.0)
         of_paths = dict(zip(self.active, said.unbind(-1), strict=True))

@@ -215,7 +215,8 @@ class AutoregressiveByteHead(ByteHead):
                 past = [_of_parents(keys_values, rows, level.parents) for keys_values in past]
             stepped, past = self.blocks.step(inputs.flatten(0, 1)[:, None], past)
             found = self.all_symbols(stepped[:, 0]).view(rows, -1)
-            scores = scores.index_add(1, level.tokens, found[:, level.chosen])
+            # onnxscript takes additions at all places for the values themselves, which those to zeros are.
+            scores = scores + torch.zeros_like(scores).index_add(1, level.tokens, found[:, level.chosen])
         return scores
 
 
