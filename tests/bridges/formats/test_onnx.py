@@ -90,6 +90,18 @@ def test_a_graph_that_computes_something_else_is_not_written(tmp_path, exported,
     assert not (tmp_path / "graph").exists()
 
 
+def test_what_torch_cannot_record_is_one_sentence(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise torch.onnx.OnnxExporterError("Failed to decompose the graph. \x1b[96mStep 2\x1b[0m\n- Create an issue")
+
+    saved_braid(tmp_path / "braid", LLAMA)
+    monkeypatch.setattr(torch.onnx, "export", fails)
+    with pytest.raises(BraidError) as caught:
+        convert(tmp_path / "braid", tmp_path / "graph", to="onnx")
+    assert caught.value.what == "torch cannot record this model as ONNX: Failed to decompose the graph. "
+    assert not (tmp_path / "graph").exists()
+
+
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
     saved_braid(tmp_path / "braid", LLAMA)
     monkeypatch.setattr(bridge, "find_spec", lambda name: None if name == "onnxscript" else name)

@@ -144,7 +144,7 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except torch.onnx.OnnxExporterError as error:
-        first = next(line for line in str(error).splitlines() if line)
+        first = str(error).strip().split("\x1b")[0].split("\n")[0]  # what follows is for torch's developers, in colours
         raise BraidError(f"torch cannot record this model as ONNX: {first}") from error
     finally:
         for name, logger in loggers.items():
