@@ -85,8 +85,8 @@ class Graph:
         """Logits [batch, time, vocabulary] and the cache, of tokens [batch, time] after those of `past`."""
         past = self.nothing(len(ids)) if past is None else past
         mask = np.ones((len(ids), past[0].shape[2] + ids.shape[1]), np.int64) if mask is None else mask
-        logits, *present = self.session.run(None, dict(zip(self.names, (ids, mask, *past), strict=True)))
-        return logits, present
+        outputs: list[Any] = self.session.run(None, dict(zip(self.names, (ids, mask, *past), strict=True)))
+        return outputs[0], outputs[1:]
 
 
 class OnnxTarget(ExportTarget):
