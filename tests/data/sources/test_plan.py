@@ -238,6 +238,8 @@ def test_missing_unknown_and_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "only files of an unknown kind (.docx, .json)" in fails(f"{tmp_path}/*.[dj]*")
     (tmp_path / "circle.txt").symlink_to("circle.txt")
     assert "these links lead in a circle" in fails(tmp_path / "circle.txt")
+    assert "these links lead in a circle" in fails(f"{tmp_path}/circ*.txt")
+    assert "these links lead in a circle" in fails(tmp_path)
     (tmp_path / "inside").mkdir()
     os.mkfifo(tmp_path / "inside" / "pipe.txt")
     assert "this is not a plain file" in fails(tmp_path / "inside" / "pipe.txt")

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from braidlm.core.addresses import file_facts, is_address
 from braidlm.core.errors import BraidError
+from braidlm.core.reading import explained_system_errors
 from braidlm.model.config.ranges import Count, CountOrZero, Seed
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import decode
@@ -190,7 +191,8 @@ class Format(ABC):
         if is_address(source):
             size, mark = file_facts(source)
             return {"place": source, "size": size, "changed": mark}
-        status = Path(source).stat()
+        with explained_system_errors(source):
+            status = Path(source).stat()
         return {"place": source, "size": status.st_size, "changed": status.st_mtime_ns}
 
 

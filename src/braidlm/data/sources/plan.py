@@ -108,7 +108,7 @@ def _expand_path(source: str, options: ReadOptions, skipped: list[str]) -> list[
         return _known_files([str(path)], source, options, skipped)
     if glob.has_magic(source):
         matches = sorted(glob.glob(str(path), recursive=True))
-        return _known_files([file for file in matches if os.path.isfile(file)], source, options, skipped)
+        return _known_files([file for file in matches if not os.path.isdir(file)], source, options, skipped)
     check_openable(path)
     names = [name for kind in FORMATS for name in FORMATS[kind].names]
     near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []

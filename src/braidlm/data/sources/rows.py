@@ -228,7 +228,7 @@ class Hub(Format):
 def _open_hub(source: str, options: ReadOptions) -> Any:
     name, split, revision = hub_parts(source)
     if not name:
-        raise BraidError("`hub:` needs the name of a data set", HUB + source, "Write hub:ORG/NAME.")
+        raise BraidError("`hub:` needs the name of a data set", todo="Write hub:ORG/NAME.")
     version = {"split": split or options.split, "revision": revision or None}
     with hub_library(HUB + source, "Check the name, `--split` and `--subset`.") as library:
         return library.load_dataset(hub_name(name), options.subset, **version, streaming=True)
