@@ -154,6 +154,8 @@ def test_noise_lets_copies_differ_and_says_how_much(tmp_path: Path, capsys: pyte
     for member in after[name.format("bank.")]:
         relative = (member.t() - matrix).std() / matrix.std()
         assert 0.03 < relative < 0.07
+    first, second = after[name.format("bank.")]
+    assert 0.03 < (first - second).std() / matrix.std() / 2**0.5 < 0.07, "each copy has noise of its own"
     assert torch.equal(after["model.stages.0.layers.0.feed.bank.out.bias"][1], before[name.format("")[:-6] + "bias"])
     said = capsys.readouterr().out
     assert "predictions change" in said
