@@ -16,7 +16,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits import matrices
-from braidlm.edits.dense import BLOCKS, measure_importance, units_of, with_fewer
+from braidlm.edits.dense import BLOCKS, measure_importance, turned, units_of, with_fewer
 from braidlm.edits.edit import edit
 from braidlm.edits.modules import layers_of
 from braidlm.opening.braid import OpenedBraid
@@ -140,6 +140,13 @@ def test_the_most_important_ones_stay(tmp_path: Path, shape: str) -> None:
             wanted = torch.cat([groups[i] for i in sorted(own.topk(count).indices.tolist())], dim=1)
             assert torch.equal(matrix, wanted)
             assert matrix.shape == smaller.model.get_parameter(new).shape
+
+
+def test_a_block_counts_by_how_far_it_turns_the_stream() -> None:
+    """One that makes it longer or shorter counts nothing: the next norm takes the length away."""
+    stream = torch.tensor([[[3.0, 0.0], [3.0, 0.0], [0.0, 5.0]]])
+    output = torch.tensor([[[9.0, 0.0], [0.0, 1.0], [0.0, -5.0]]])
+    torch.testing.assert_close(turned(None, (stream,), (output,)), torch.tensor([[[0.0], [2**0.5], [2.0]]]))
 
 
 def test_padding_never_counts(tmp_path: Path) -> None:
