@@ -308,5 +308,5 @@ def test_shares_of_paths_are_learned(tmp_path: Path) -> None:
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert changed == {"head.mixture.bias", "head.mixture.router.weight"}
     data["steps"]["mixture"]["blocks"] = 2
-    with pytest.raises(BraidError, match="models that are averaged stay as they are: blocks cannot be chosen"):
+    with pytest.raises(BraidError, match="models stay as they are: blocks cannot be chosen"):
         decode_study(data)
