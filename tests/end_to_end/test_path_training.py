@@ -196,7 +196,7 @@ def test_nothing_left_to_train(stories: Path, tmp_path: Path) -> None:
     [
         (
             {"training": {"freeze": ["path"]}},
-            "training.freeze[0]: 'path' is not one of paths, joins, blocks, routers, embedding, head.",
+            "training.freeze[0]: 'path' is not one of paths, joins, blocks, modules, routers, embedding, head.",
         ),
         (
             {"model": {"stages": [{"parallel": {"paths": ["a", "a"]}}]}},

@@ -90,6 +90,26 @@ def test_a_model_of_the_shared_text_reads_what_composed_models_read(tmp_path: Pa
         decode_study(data)
 
 
+def test_an_owner_reads_its_own_text_and_what_others_share(tmp_path: Path) -> None:
+    def owner(**train: Any) -> Any:
+        steps = {"owner": {"model": WHOLE_MODEL, "train": {"budget": "1 steps", **train}}}
+        return decode_study(toy_study(tmp_path / "out", tmp_path / "data", steps=steps, kept=0.7))
+
+    made = owner(text={"maths": "shared"})
+    assert encode(decode_study(encode(made))) == encode(made)
+    (run,) = [model.run for model in run_study(made, device="cpu")]
+    sets = yaml.safe_load((run.folder / "recipe.yaml").read_text())["data"]["sets"]
+    read = {name: (one["subset"]["start"], one["subset"]["stop"]) for name, one in sets.items()}
+    assert read == {"stories": (0.0, 1.0), "maths": (0.7, 1.0)}
+    for text, message in (
+        ({"mats": "shared"}, "the step does not read 'mats'. Did you mean 'maths'?"),
+        ({"maths": "some"}, r"train\.text\.maths: 'some' is not one of all, kept, shared"),
+        ("some", r"train\.text: 'some' is not one of all, kept, shared"),
+    ):
+        with pytest.raises(BraidError, match=message):
+            owner(text=text)
+
+
 def test_documents_are_read_in_the_order_of_the_study(tmp_path: Path) -> None:
     made = toy_study(tmp_path / "out", tmp_path / "data", steps=DENSE, epochs=0.1)
     made["data"]["order"] = {"kind": "length", "descending": True}

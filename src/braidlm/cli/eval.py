@@ -16,6 +16,7 @@ EPILOG = """examples:
   braid eval runs/moep blimp_fast --data ~/babylm
   braid eval runs/moep babylm_fast --data ~/babylm
   braid eval A B C blimp bits_per_byte --data bits_per_byte=dev.txt blimp=blimp/data
+  braid eval runs/owner memorisation --data owner=train.txt others=unseen.txt --reference runs/shared
   braid eval runs/moep --harness hellaswag,piqa
   braid eval runs/moep runs/gpt2 blimp_fast --all-checkpoints --out dynamics
   braid eval runs/modules bits_per_byte --data bits_per_byte=dev.txt --prune-text train.txt --out curve
@@ -36,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add = parser.add_argument
     add("words", nargs="+", metavar="MODEL|TASK", help="model folders, runs or studies, and tasks or suites")
-    about = "the folder with the tasks' data (default BRAID_DATA or data), or the data of a task"
-    add("--data", nargs="+", action="extend", metavar="DIR|TASK=PATH", help=about)
+    about = "the folder with the tasks' data (default BRAID_DATA or data), or the data of a task, or one of its texts"
+    add("--data", nargs="+", action="extend", metavar="DIR|NAME=PATH", help=about)
     add("--harness", metavar="NAMES", help="tasks of lm-evaluation-harness, with commas between")
     add("--harness-tasks", metavar="DIR", help="task files (YAML) for it, which may read local data")
     add("--harness-shots", type=number(CountOrZero), metavar="N", help="examples that it shows before a question")
@@ -138,7 +139,7 @@ def _data(items: list[str]) -> tuple[str | None, dict[str, str]]:
     roots, own = [], {}
     for item in items:
         name, equals, path = item.partition("=")
-        if equals and name in TASKS:
+        if equals and (name in TASKS or any(name in TASKS[task].texts for task in TASKS)):
             own[name] = path
         else:
             roots.append(item)

@@ -77,10 +77,13 @@ def evaluate(
     names = expand([tasks] if isinstance(tasks, str) else tasks)
     registered = {name: TASKS[name] for name in names}  # an unknown name is an error that suggests the nearest
     opened = []
-    for name, path in find_data(names, data, data_of or {}).items():
-        task = registered[name]
+    paths_of_data = find_data(names, data, data_of or {})
+    for name, task in registered.items():
         about = {key: getattr(task, key) for key in ("description", "metric", "licence", "version")}
-        opened.append(_opened_task(name, path, task().open_with(path, settings), about, settings, task.uses))
+        texts = {text: paths_of_data[text] for text in task.texts if text in paths_of_data}
+        path = paths_of_data[task.texts[0] if texts else name]
+        read = task().open_texts(texts, settings) if texts else task().open_with(path, settings)
+        opened.append(_opened_task(name, path, read, about, settings, task.uses))
     folder = None if harness_tasks is None else Path(harness_tasks)
     for name in dict.fromkeys([harness] if isinstance(harness, str) else harness):
         opened_harness = open_harness(name, folder, harness_shots)

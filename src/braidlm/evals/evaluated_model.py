@@ -56,6 +56,14 @@ class Settings:
     pauses: Pauses = 0
     """Pause tokens between a question and its answer, for models trained with them (data.pauses): in multiple choice,
     last words, maths and code. They are never scored."""
+    passages: Count = 500
+    """Passages of a training text whose ends a model is to reproduce (memorisation)."""
+    samples: CountOrZero = 256
+    """Texts that are drawn from a model and looked up in its training text."""
+    canaries: str | None = None
+    """A file with a sentence in each line that was put into the training text; its digits are the secret."""
+    reference: str | None = None
+    """A model that was not trained on the text, whose losses membership is judged against."""
     shots: CountOrZero | None = None
     """Examples before each question of maths and of MBPP; by default as many as the task's paper gave."""
     finetune: Literal["full", "lora"] = "full"

@@ -13,6 +13,9 @@ from braidlm.core.report.report import Table
 CACHE = "kept"
 """The folder of cached results in the folder of an evaluation."""
 
+QUOTES = "quotes"
+"""The key of a result's `notes` with texts that the page shows: each has a `kind`, a `prompt` and a `text`."""
+
 
 @dataclass(frozen=True)
 class Part:

@@ -48,18 +48,22 @@ def data_here(task: str, root: StrPath | None = None) -> Path | None:
 def find_data(
     tasks: Sequence[str], root: StrPath | None, own: Mapping[str, StrPath], todo: str = SAY_WHERE
 ) -> dict[str, Path]:
-    """The path of each task's data; all missing data is reported at once, and `todo` says how to name it."""
+    """The path of each task's data, or under their names those of its texts; all missing data is reported at once, and
+    `todo` says how to name it."""
+    task_of = {data: TASKS[name] for name in tasks for data in TASKS[name].texts or (name,)}
     for name in own:
-        if name not in tasks:
-            raise BraidError(f"data is given for '{name}', which is not evaluated.{did_you_mean(name, tasks)}")
-        if TASKS[name].built_in:
+        if name not in task_of:
+            raise BraidError(f"data is given for '{name}', which is not evaluated.{did_you_mean(name, task_of)}")
+        if task_of[name].built_in:
             raise BraidError(f"data is given for '{name}', which makes its items itself", todo="Leave it out.")
     folder, paths, missing, collections = data_root(root), {}, [], []
     on_hub = {name: str(location) for name, location in own.items() if str(location).startswith(HUB)}
-    for name in (name for name in tasks if name not in on_hub):
-        path = given_path(own[name]) if name in own else data_here(name, root)
+    for name, task in task_of.items():
+        if name in on_hub or (name in task.texts[1:] and name not in own):
+            continue
+        path = given_path(own[name]) if name in own else None if task.texts else data_here(name, root)
         if path is None:
-            texts = (TASKS[name].fetch, TASKS[name].collection)
+            texts = (task.fetch, task.collection)
             fetch, collection = (re.sub(r"\bDATA\b", lambda _: shlex.quote(str(folder)), text) for text in texts)
             missing.append(f"{name}: its data is not in {folder}. {fetch}")
             collections.append(collection)
@@ -72,8 +76,8 @@ def find_data(
         if here := [name for name in tasks if name in paths or name in on_hub]:
             todo += f"\nThere is data for {' '.join(here)}."
         raise BraidError("\n".join([*missing, *filter(None, dict.fromkeys(collections))]), todo=todo)
-    paths |= {name: fetch_from_hub(source, TASKS[name].hub, folder) for name, source in on_hub.items()}
-    return {name: paths[name] for name in tasks}
+    paths |= {name: fetch_from_hub(source, task_of[name].hub, folder) for name, source in on_hub.items()}
+    return {name: paths[name] for name in task_of if name in paths}
 
 
 def fetch_from_hub(name: str, default: HubSource | None, root: Path) -> Path:

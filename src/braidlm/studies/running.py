@@ -164,7 +164,8 @@ class _Runner:
         """Train what a step begins with; from models that were made anew it is trained anew."""
         study, step = self.study, self.study.steps[name]
         data: dict[str, Any] = {key: encode(getattr(study.data, key)) for key in ("length", "chunking", "order")}
-        data["sets"] = {domain: self._set(domain, *study.part_of_text(name)) for domain in study.domains_of(name)}
+        domains = study.domains_of(name)
+        data["sets"] = {domain: self._set(domain, *study.part_of_text(name, domain)) for domain in domains}
         shares = study.training_of(name).domains
         if isinstance(shares, dict) and len(shares) > 1:
             data["mix"] = {"weights": shares}

@@ -25,8 +25,8 @@ class StepTraining:
     domains: Domains | None = None
     """The domains that are read, as a list or with their shares of a batch; by default all of them, and for a step
     that distils those that its teacher has read."""
-    text: Text = "all"
-    """What is read of each domain."""
+    text: Text | dict[str, Text] = "all"
+    """What is read of each domain; of some domains another part than of the others: `{code: shared}`, all of these."""
     epochs: Positive | None = None
     """How often that text is read; by default the study's `epochs`."""
     budget: Amount | None = None

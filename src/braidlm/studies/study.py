@@ -31,6 +31,7 @@ from braidlm.studies.steps import (
     EditStep,
     Step,
     StepTraining,
+    Text,
     TrainStep,
 )
 from braidlm.training.amounts import Amount
@@ -152,17 +153,27 @@ class Study:
         """What is wrong with the names that a step has."""
         step = self.steps[name]
         check_folder_name("the name of a step", name)
-        for domain in (step.train.domains if step.train is not None else None) or ():
-            if domain not in self.domains:
-                yield f".train.domains: there is no domain '{domain}'.{did_you_mean(domain, self.domains)}"
-        if step.train is not None and step.train.text != "all" and self.kept is None:
-            yield f".train.text: how much text is {step.train.text} is not said; give the study `kept: 0.6`"
+        if step.train is not None:
+            yield from self._check_text(step.train)
         for other in step.reads:
             key = ".distil.teacher" if isinstance(step, DistilStep) else f".{step.kind}"
             if other == name:
                 yield ": it reads itself"
             elif other not in self.steps and not hasattr(step, "of"):  # `of` may name a folder
                 yield f"{key}: there is no step '{other}'.{did_you_mean(other, self.steps)}"
+
+    def _check_text(self, train: StepTraining) -> Iterator[str]:
+        """What is wrong with the domains that a training reads, and with what it reads of them."""
+        for domain in train.domains or ():
+            if domain not in self.domains:
+                yield f".train.domains: there is no domain '{domain}'.{did_you_mean(domain, self.domains)}"
+        read = train.domains or self.domains
+        for domain in train.text if isinstance(train.text, dict) else ():
+            if domain not in read:
+                yield f".train.text: the step does not read '{domain}'.{did_you_mean(domain, read)}"
+        asked = train.text.values() if isinstance(train.text, dict) else [train.text]
+        if self.kept is None and (partly := [text for text in asked if text != "all"]):
+            yield f".train.text: how much text is {partly[0]} is not said; give the study `kept: 0.6`"
 
     def _check_sources(self, name: str) -> Iterator[str]:
         """What is wrong with the models that a step reads, and with its seeds, where no steps read each other."""
@@ -316,10 +327,15 @@ class Study:
         read = {*self.domains_of(name), *(one for other in self.inputs(name) for one in self.known_domains(other))}
         return [domain for domain in self.domains if domain in read]
 
-    def part_of_text(self, name: str) -> tuple[float, float]:
-        """Where the text that a step reads begins and ends in each of its domains."""
+    def text_of(self, name: str, domain: str) -> Text:
+        """What a step reads of one of its domains."""
+        text = self.training_of(name).text
+        return text.get(domain, "all") if isinstance(text, dict) else text
+
+    def part_of_text(self, name: str, domain: str) -> tuple[float, float]:
+        """Where the text that a step reads of a domain begins and ends."""
         kept = 0.0 if self.kept is None else self.kept
-        return {"all": (0.0, 1.0), "kept": (0.0, kept), "shared": (kept, 1.0)}[self.training_of(name).text]
+        return {"all": (0.0, 1.0), "kept": (0.0, kept), "shared": (kept, 1.0)}[self.text_of(name, domain)]
 
     def epochs_of(self, name: str) -> float:
         """How often a step reads its text, unless it has a budget."""

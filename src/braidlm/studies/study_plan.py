@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ class StudyPlan:
         if study.steps[name].train is None:
             return {"words": 0, "tokens": 0, "epochs": 0.0, "checkpoints": 0, "seconds": 0.0}
         domains, options, epochs = study.domains_of(name), study.options_of(name), study.epochs_of(name)
-        begin, end = study.part_of_text(name)
         budget = study.training_of(name).budget
         per_step = int(options.get("batch", 32) * options.get("accumulation", 1) * study.data.length)
         per_epoch = chunkings.build(study.data.chunking).words_per_epoch
@@ -55,8 +55,10 @@ class StudyPlan:
             words = round(epochs * per_epoch * len(domains))
             tokens = round(words * self.tokens_per_word)
         elif self.is_prepared:
+            parts = {domain: study.part_of_text(name, domain) for domain in domains}
             amounts = zip(*(self.sizes[domain] or (0, 0) for domain in domains), strict=True)
-            words, tokens = (round(epochs * (end - begin) * sum(amount)) for amount in amounts)
+            shares = [end - begin for begin, end in parts.values()]
+            words, tokens = (round(epochs * sum(map(mul, shares, amount))) for amount in amounts)
         checkpoints = seconds = None
         if words is not None and tokens is not None:
             last: dict[Unit, int] = {"words": words, "tokens": tokens, "steps": -(-tokens // per_step)}

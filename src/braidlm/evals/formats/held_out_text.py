@@ -81,9 +81,9 @@ class TextDocuments:
 class PackedDocuments:
     """Documents of a packed data set: its own tokens for models with its tokenizer, else their text."""
 
-    def __init__(self, data: PackedData, held_out: float | None, half: Half | None):
+    def __init__(self, data: PackedData, subset: Subset, half: Half | None):
         self.data = data
-        self._chosen = stream_of(data, Subset() if held_out is None else Subset(1.0 - held_out, 1.0)).chosen
+        self._chosen = stream_of(data, subset).chosen
         if half is not None:
             sizes = data.document_bytes[self._chosen].tolist()
             self._chosen = self._chosen[documents_of_half(sizes, half, data.address)]
@@ -175,14 +175,17 @@ class HeldOutText:
         return PrefixTrees(requests, share=False), scored, np.concatenate(sizes), parts
 
 
-def read_text(path: Path | str, settings: Settings | None = None) -> HeldOutText:
-    """A file, the files of a folder, a packed data set or a folder of them, read as the settings say."""
+def read_text(path: Path | str, settings: Settings | None = None, trained: bool = False) -> HeldOutText:
+    """A file, the files of a folder, a packed data set or a folder of them, read as the settings say; where they hold a
+    share out, that share, or what is `trained` on."""
     path, settings = Path(path), settings or Settings()
     folders = [path] if is_packed(path) else sorted(file.parent for file in path.glob(f"*/{MANIFEST}"))
     streams: list[DocumentStream]
     if folders:
         packed = [open_packed(folder) for folder in folders]
-        streams = [PackedDocuments(data, settings.held_out, settings.half) for data in packed]
+        cut = 1.0 - (settings.held_out or 0.0)
+        subset = Subset() if settings.held_out is None else Subset(0.0, cut) if trained else Subset(cut, 1.0)
+        streams = [PackedDocuments(data, subset, settings.half) for data in packed]
         hashes = [(data.folder.name, data.sha256) for data in packed]
     elif settings.held_out is not None:
         todo = "Pack it with `braid prepare`, or leave out --held-out."

@@ -10,7 +10,7 @@ from typing import Any
 
 from braidlm.core.report.report import Report, Strong, Table, listed
 from braidlm.evals.babylm.averages import averages
-from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
+from braidlm.evals.results import QUOTES, Evaluation, ModelResults, Part, TaskResult
 from braidlm.evals.scoring.requests import IN_WINDOWS, SHORTENED
 
 AMOUNTS = ("words", "tokens", "steps")
@@ -52,6 +52,7 @@ def scores_report(evaluation: Evaluation) -> Report:
         report.heading("Differences").table(_difference_table(evaluation))
     for task in evaluation.tasks if not evaluation.runs else ():
         _add_parts(report, evaluation, task)
+        _add_quotes(report, evaluation, task)
     return add_method(report, evaluation)
 
 
@@ -237,6 +238,17 @@ def _add_parts(report: Report, evaluation: Evaluation, task: str) -> None:
         cells = iter(_formatted([result.parts.get(name) for name in parts for result in results]))
         rows = [[name, part.count, *(next(cells) for _ in results)] for name, part in parts.items()]
         report.heading(f"Parts of `{task}`", 3).table(Table(["part", "items", *models], rows))
+
+
+def _add_quotes(report: Report, evaluation: Evaluation, task: str) -> None:
+    """Texts that a task shows of each model, such as passages that one gives away."""
+    for model in evaluation.models:
+        quotes = model.tasks[task].notes.get(QUOTES, [])
+        for kind in dict.fromkeys(quote["kind"] for quote in quotes):
+            report.heading(f"`{task}`, {kind}: {model.name}", 3)
+            for quote in quotes:
+                if quote["kind"] == kind:
+                    report.quote(quote["text"], model.name, prompt=quote["prompt"])
 
 
 def _formatted(values: Sequence[Part | float | None], digits: int | None = None) -> list[str]:

@@ -1,7 +1,7 @@
 """The base class of tasks, their registry, and the suites: names that stand for several tasks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -108,6 +108,8 @@ class Task(ABC):
     `{task}` for the task's name; not needed for data of the BabyLM challenge or on the Hub."""
     collection: str = ""
     """How to get the collection that the data is part of; shown once where several tasks of it are missing."""
+    texts: tuple[str, ...] = ()
+    """Names of the texts that it reads, `--data NAME=PATH`, in place of data under its own name; it needs the first."""
     built_in = False
     """Whether it makes its items itself, so that no data has to be found."""
     hub: HubSource | None = None
@@ -124,3 +126,7 @@ class Task(ABC):
     def open_with(self, path: Path, settings: Settings) -> OpenTask:
         """Read and check the data in the ways that the settings choose."""
         return self.open(path)
+
+    def open_texts(self, texts: Mapping[str, Path], settings: Settings) -> OpenTask:
+        """The same where it reads several `texts`."""
+        raise NotImplementedError("a task with several texts opens them")

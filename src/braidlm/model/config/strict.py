@@ -203,6 +203,7 @@ def _decode_union(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
         if not trial:
             return value
         kind = plain_type(arm)
+        kind = type(get_args(kind)[0]) if get_origin(kind) is Literal else kind
         if _as_number(kind, data) is not None if kind in NUMBERS else isinstance(data, get_origin(kind) or kind):
             found = found or trial  # data of this type: what is wrong is inside of it
     if not found:
