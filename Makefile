@@ -39,7 +39,7 @@ $(VENV)/.ready-demo: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip $(PIP) -c constraints.txt -e '.[data,track,eval,kernels,device,serve,cluster,dev]'
+	$(BIN)/pip $(PIP) -c constraints.txt -e '.[data,track,eval,kernels,device,serve,privacy,cluster,dev]'
 	touch $@ $(VENV)/.ready-demo
 
 # What a version needs of its own; torch and all else that it can share are found in .venv, after its own packages.

@@ -76,7 +76,7 @@ def short(count: int) -> str:
 
 def repetition(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> str | None:
     """A message if a budget is more than the data has, so that epochs repeat; None if not."""
-    share, available = _share_of_epoch(budget, streams, tokens_per_step)
+    share, available = share_of_epoch(budget, streams, tokens_per_step)
     if share <= 1:
         return None
     unit = "words" if budget.unit == "words" else "tokens"
@@ -91,7 +91,7 @@ def repetition(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: 
 
 def never_read(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> str | None:
     """A message if a budget ends before documents that are read part by part are read to the last; None if not."""
-    share, _ = _share_of_epoch(budget, streams, tokens_per_step)
+    share, _ = share_of_epoch(budget, streams, tokens_per_step)
     # Shards have no order of their own: which come last is random.
     ordered = [stream for stream in streams if stream.data.manifest.shards is None]
     if share >= 1 or all(stream.pacing.part_after(0) == 0 for stream in ordered):
@@ -102,7 +102,7 @@ def never_read(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: 
     )
 
 
-def _share_of_epoch(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> tuple[float, int]:
+def share_of_epoch(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> tuple[float, int]:
     """The budget as a share of the data, and what the data has: words, or else tokens."""
     available = sum(stream.words if budget.unit == "words" else len(stream) for stream in streams)
     return budget.count * (tokens_per_step if budget.unit == "steps" else 1) / available, available

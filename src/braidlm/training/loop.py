@@ -183,12 +183,13 @@ class Trainer:
             self.threads, self.saved_dtype = saved_threads(position), position.get("dtype", "float32")
             records = position.get("records")
             self.recorded = records if isinstance(records, int) else None
+        grew = False
         with contextlib.suppress(BraidError):  # the weights are good, whatever happened to the lineage
             lineage = load_lineage(self.checkpoints.models / name) or {}
             self.earlier_budgets = earlier_budgets(lineage, self.recipe.training, self.progress)
-            if budget_of(lineage.get("recipe")) not in (None, self.budget):
-                for one in self.features:
-                    one.budget_grew()
+            grew = budget_of(lineage.get("recipe")) not in (None, self.budget)
+        for one in self.features if grew else ():
+            one.budget_grew()
         self.saved_at = self.progress.steps
 
     def run(self, tracker: Tracker | None) -> bool:

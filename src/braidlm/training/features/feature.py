@@ -10,8 +10,9 @@ Its `Keys` are a dataclass whose fields are keys of the recipe's `training` sect
             lengths: list[ShorterRows] = field(default_factory=list)
 
 The loop calls the hooks of all features that a recipe asks for. None of them may wait for the device, but where it is
-said. A step may be captured as a CUDA graph: `inputs`, `read_pass` and `end_update` are called while it is recorded and
-not when it is replayed, so that what changes from step to step must be in tensors that stay where they are.
+said. A step may be captured as a CUDA graph: `inputs`, `read_pass`, `read_gradients`, `end_gradients` and `end_update`
+are called while it is recorded and not when it is replayed, so that what changes from step to step must be in tensors
+that stay where they are.
 """
 
 import contextlib
@@ -64,6 +65,8 @@ class Feature:
     """The file of a saved state that holds `state()`; with `{rank}` in its name, each process has its own."""
     capturable: bool = True
     """Whether it never waits for the device, so that a step with it can be replayed as a graph."""
+    each_row: bool = False
+    """Whether every row is a micro-batch of its own, whatever the recipe's `accumulation`."""
     plain_pass: bool = False
     """Whether it needs the model's plain pass, since kernels keep less or see one chunk alone."""
 
@@ -140,6 +143,12 @@ class Feature:
 
     def read_pass(self, found: Any) -> None:
         """Called with the `BatchLosses` of each micro-batch."""
+
+    def read_gradients(self) -> None:
+        """Called after the backward pass of each micro-batch, whose gradients are added to those before."""
+
+    def end_gradients(self) -> None:
+        """Called before the update of the weights, which reads the gradients."""
 
     def end_update(self) -> None:
         """Called after the update of the weights, inside of a captured step."""

@@ -85,6 +85,9 @@ class Reporter:
             read = {loss.kind: loss.readings() for loss in self.features if isinstance(loss, ExtraLoss)}
             others = {f"{name}.{what}": value for name, each in read.items() for what, value in each.items()}
             record["extra_losses"] = metrics.extra | others
+        for one in self.features:
+            if not isinstance(one, ExtraLoss):
+                record |= one.readings()
         self.last["loss"] = record["loss"]
         if tracker is not None:
             warnings = [self.usage_monitor.update(usage)]

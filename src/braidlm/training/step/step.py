@@ -159,7 +159,7 @@ class Stepper:
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
         losses, additions, usage = [], [], {}
         extra: dict[str, list[Tensor]] = {name: [] for name in self.extra}
-        parts = self.config.accumulation
+        parts = len(inputs) if any(one.each_row for one in self.features) else self.config.accumulation
         for index, (tokens, targets) in enumerate(zip(inputs.chunk(parts), labels.chunk(parts), strict=True)):
             beside = {name: value for one in self.features for name, value in one.inputs(index, parts).items()}
             synchronize_copies(self.objective, index + 1 == parts)
@@ -170,11 +170,14 @@ class Stepper:
                 self.lowered.synchronize()
             for one in self.features:
                 one.read_pass(found)
+                one.read_gradients()
             losses.append(found.text.detach())
             additions += [] if found.routing is None else [found.routing.detach()]
             usage = found.usage
             for name, other in found.extra.items():
                 extra[name].append(other.detach())
+        for one in self.features:
+            one.end_gradients()
         norm = self._update()
         for one in self.features:
             one.end_update()
