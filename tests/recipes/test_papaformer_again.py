@@ -54,7 +54,7 @@ def test_equal_tokens(recipe: str) -> None:
     study = load_study(recipe)
     alike = [*DOMAINS[recipe], "shared_linear", "gumbel_v1", "dense", "llama_256"]
     assert {study.epochs_of(name) for name in alike} == {study.epochs}
-    begin, end = study.part_of_text("shared")
+    ((begin, end),) = {study.part_of_text("shared", domain) for domain in study.domains_of("shared")}
     assert study.epochs_of("shared") * (end - begin) == pytest.approx(study.epochs)
     for name in LONGER[recipe]:  # what is made of `shared` has its tokens and those of a training of all text
         assert study.epochs_of(name) == 2 * study.epochs

@@ -177,7 +177,7 @@ def test_the_function_tells_its_address_and_opens_the_page(
     assert "Stopping" in capsys.readouterr().out
 
 
-def test_what_the_command_says(monkeypatch: pytest.MonkeyPatch, braid: Callable[..., Outcome]) -> None:
+def test_what_the_command_says(monkeypatch: pytest.MonkeyPatch, braid: Callable[..., Outcome], tmp_path: Path) -> None:
     def served(**options: Any) -> None:
         assert options["limits"].max_body == 5
         assert options["limits"].max_seconds == 600
@@ -185,10 +185,10 @@ def test_what_the_command_says(monkeypatch: pytest.MonkeyPatch, braid: Callable[
         options["on_start"](module.Address("http://127.0.0.1:8000/", names, False))
 
     monkeypatch.setattr(module, "serve", served)
-    said = braid("serve", "a", "b", "--max-body", 5).out
+    said = braid("serve", tmp_path, tmp_path, "--max-body", 5).out
     for words in ("The page: http://127.0.0.1:8000/", "/v1 (without an API key)", "m19 and 5 more", "Ctrl+C stops it."):
         assert words in said
-    assert json.loads(braid("serve", "a", "--max-body", 5, "--json").out)["api_key"] is False
+    assert json.loads(braid("serve", tmp_path, "--max-body", 5, "--json").out)["api_key"] is False
     assert verb.HELP
 
 

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if not Path(args.source).is_file():  # of weights
+    if args.from_ is None and not Path(args.source).is_file():  # what a format is read from, its bridge knows
         check_names(args.source, bare=True)
     from braidlm.opening.convert import convert
 

@@ -464,7 +464,7 @@ def test_wrong_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ([weights, *imported, "--config", tmp_path / "none.json"], "none.json: this file does not exist"),
         ([weights, *imported, "--config", weights], "x.weights.safetensors: this is not UTF-8 text"),
         ([tmp_path, "--from", "gpt2", *out, "--config", config], "goes with `--from` moduleformer, papaformer only"),
-        ([tmp_path, "--to", "papaformer", *out], "Braid reads PaPaformer and does not write it; it writes gguf, gpt2"),
+        ([weights, "--to", "papaformer", *out], "Braid reads PaPaformer and does not write it; it writes gguf, gpt2"),
     ):
         assert braid_convert(*words) == 2, text
         assert text in capsys.readouterr().err
