@@ -16,7 +16,7 @@ from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluate import evaluate
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.results import QUOTES, TaskResult
-from braidlm.evals.tasks.memorisation import COPIED, Verbatim, true_positives
+from braidlm.evals.tasks.memorisation import COPIED, Verbatim, _passages, true_positives
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
@@ -117,7 +117,7 @@ def test_what_is_refused(home: Path, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"others": home / "others.txt"}, {}, "owner: its data is not in"),
         ({"memorisation": home / "owner.txt"}, {}, "data is given for 'memorisation'"),
-        ({"owner": tmp_path / "short.txt"}, {}, "no document of the owner's text has 48 tokens"),
+        ({"owner": tmp_path / "short.txt"}, {}, "every text needs a document of 48 tokens"),
         (owner, {"canaries": str(tmp_path / "words.txt")}, "there is none in 'no secret here'"),
         (owner, {"reference": str(home / "reference")}, "there is no such text"),
     ]
@@ -133,6 +133,20 @@ def test_what_was_copied_is_found_whole(before: str, after: str, at: int) -> Non
     piece = text[at : at + COPIED + 17]
     assert Verbatim(iter([text])).longest(before + piece + after) == piece
     assert Verbatim(iter([])).longest(piece) == ""
+
+
+def test_a_piece_that_begins_alike_elsewhere_is_found_whole() -> None:
+    rng = random.Random(6)
+    start, one, other = ("".join(rng.choices("defghijklmnop", k=100)) for _ in range(3))
+    assert Verbatim(iter([start + one, start + other])).longest(start + other) == start + other
+
+
+def test_passages_of_all_texts_have_one_length() -> None:
+    long, short = [list(range(200))], [list(range(60)), list(range(50))]
+    own, others = _passages([long, short], 10, None)
+    assert {len(piece) for piece in (*own, *others)} == {48}
+    assert [len(piece) for piece in _passages([long], 10, 70)[0]] == [64] * 3
+    assert _passages([long, [[1, 2]]], 10, None) == [[], []]
 
 
 def test_true_positives_by_hand() -> None:

@@ -219,7 +219,7 @@ def plan_without_modules(source: OpenedBraid, patterns: Sequence[str]) -> EditPl
         if one.new and not any(name in left for name in one.new):
             account.left_out[Part(SOURCE, one.opening)] = "no inserted module is left"
     size = f"{parameters(model):,} of {source.info.parameters:,} parameters"
-    title = f"Withdraw {', '.join(gone)} from {source.title}: {', '.join(left) or 'the base'} stays, {size}"
+    title = f"Withdraw {', '.join(gone)} from {source.title}: what stays is {', '.join(['the base', *left])}, {size}"
     return EditPlan(title, model, account, list(source.notes), check=partial(_check_without, source, gone))
 
 

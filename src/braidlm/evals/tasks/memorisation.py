@@ -81,9 +81,12 @@ class Memorisation:
         """The share of the owner's passages that are reproduced from the longest prefix, and all else beside it."""
         documents = _documents(self.owner, model.tokenizer)
         others = [] if self.others is None else _documents(self.others, model.tokenizer)
-        own, foreign = (_passages(texts, self.passages, model.scorer.context) for texts in (documents, others))
+        texts = [documents] if self.others is None else [documents, others]
+        own, *rest = _passages(texts, self.passages, model.scorer.context)
+        foreign = rest[0] if rest else []
         if not own:
-            what = f"no document of the owner's text has {PREFIXES[0] + CONTINUED} tokens, or the model reads fewer"
+            least = PREFIXES[0] + CONTINUED
+            what = f"every text needs a document of {least} tokens, and the model a context of as many"
             raise BraidError(what, task)
         parts: dict[str, Part] = {}
         also: dict[str, float] = {}
@@ -163,21 +166,20 @@ class Verbatim:
     """An index of texts, for the longest piece of another text that one of them holds."""
 
     def __init__(self, texts: Iterator[str]):
-        self.texts = list(texts)
+        self.texts = list(dict.fromkeys(texts))
         # A piece of COPIED characters holds a whole block of half as many, wherever it begins.
         self.size = COPIED // 2
-        self.blocks: dict[str, tuple[int, int]] = {}
+        self.blocks: dict[str, list[tuple[int, int]]] = {}
         for number, text in enumerate(self.texts):
             for at in range(0, len(text) - self.size + 1, self.size):
-                self.blocks.setdefault(text[at : at + self.size], (number, at))
+                self.blocks.setdefault(text[at : at + self.size], []).append((number, at))
 
     def longest(self, text: str) -> str:
         """The longest piece that stands in one of the texts, of COPIED characters or more; else nothing or a part."""
         best = ""
         for at in range(len(text) - self.size + 1):
-            if (place := self.blocks.get(text[at : at + self.size])) is not None:
-                known, start = self.texts[place[0]], place[1]
-                before, after = 0, self.size
+            for number, start in self.blocks.get(text[at : at + self.size], ()):
+                known, before, after = self.texts[number], 0, self.size
                 while at > before and start > before and text[at - before - 1] == known[start - before - 1]:
                     before += 1
                 while text[at + after : at + after + 1] == known[start + after : start + after + 1] != "":
@@ -197,17 +199,22 @@ def _documents(text: HeldOutText, tokenizer: BraidTokenizer) -> Documents:
     return [ids[:-1] for stream in text.streams for ids, _ in stream.encode(tokenizer, eos)]
 
 
-def _passages(documents: Documents, count: int, context: int | None) -> Documents:
-    """Some passages of documents, the same for every model of a tokenizer: as long as the longest prefix that the model
-    can read, and the tokens that follow it."""
+def _passages(texts: Sequence[Documents], count: int, context: int | None) -> list[Documents]:
+    """Some passages of each text, all of one length and the same for every model of a tokenizer: the longest prefix
+    that the model can read and every text has, and the tokens that follow it. None of any where there is none."""
     for prefix in reversed(PREFIXES):
         length = prefix + CONTINUED
-        if context is None or length <= context:
-            places = [(n, at) for n, ids in enumerate(documents) for at in range(0, len(ids) - length + 1, length)]
-            if places:
-                chosen = np.random.default_rng(0).permutation(len(places))[:count]
-                return [documents[n][at : at + length] for n, at in (places[index] for index in sorted(chosen))]
-    return []
+        found = [_pieces(documents, count, length) for documents in texts]
+        if (context is None or length <= context) and all(found):
+            return found
+    return [[] for _ in texts]
+
+
+def _pieces(documents: Documents, count: int, length: int) -> Documents:
+    """So many pieces of this length, of all parts of the text."""
+    places = [(n, at) for n, ids in enumerate(documents) for at in range(0, len(ids) - length + 1, length)]
+    chosen = np.random.default_rng(0).permutation(len(places))[:count]
+    return [documents[n][at : at + length] for n, at in (places[index] for index in sorted(chosen))]
 
 
 def _reproduced(
