@@ -130,7 +130,19 @@ def test_a_run(stories: Path, tmp_path: Path) -> None:
 
 
 EXPERTS = {"block": {"attention": {"heads": 2}, "feed": {"hidden": 8, "experts": {"names": 3}}}}
+JOINED = {
+    "stages": [
+        {
+            "parallel": {
+                "layers": 1,
+                "join": {"kind": "gumbel_v1", "losses": {"load_balance": 0.01}},
+                "paths": [{"name": name, "attention": {"heads": 2}, "feed": {"hidden": 8}} for name in "ab"],
+            }
+        }
+    ]
+}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "loss of a join": ({"model": JOINED}, "a routing loss is of the tokens of a whole batch"),
     "routing loss": ({"model": EXPERTS}, "a routing loss is of the tokens of a whole batch"),
     "lengths": ({"training": {"lengths": [{"until": 0.5, "length": 8}]}}, "a sequence that is cut into rows"),
     "losses": ({"training": {"losses": [{"next_sentence": {}}]}}, "an extra loss reads several rows"),

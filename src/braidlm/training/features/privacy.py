@@ -22,6 +22,8 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.config import DataConfig
 from braidlm.model.config.ranges import Positive, Range
+from braidlm.model.paths.joins import GumbelJoin
+from braidlm.model.routing.router import TopKRouter
 from braidlm.training.amounts import share_of_epoch
 from braidlm.training.features.feature import Feature, Setup, feature
 from braidlm.training.step.objective import routers
@@ -100,13 +102,14 @@ class Privacy(Feature):
 
     @classmethod
     def check_model(cls, model: Any, training: Any, data: DataConfig) -> None:
-        for router in routers(model):
-            if router.config.balance_rate:
-                what = "training.privacy: a router that balances (balance_rate) counts the tokens of a whole batch"
-                raise BraidError(what, router.address, "Set its balance_rate to 0.")
-            if (router.config.losses if training.routing_losses is None else training.routing_losses) != {}:
-                what = "training.privacy: a routing loss is of the tokens of a whole batch, so that rows are mixed"
-                raise BraidError(what, router.address, "Leave such losses out: training.routing_losses={}.")
+        if any(router.config.balance_rate for router in routers(model)):
+            what = "training.privacy: a router that balances (balance_rate) counts the tokens of a whole batch"
+            raise BraidError(what, todo="Set its balance_rate to 0.")
+        choosing = [part for part in model.modules() if isinstance(part, (TopKRouter, GumbelJoin))]
+        own = training.routing_losses
+        if any((part.config.losses if own is None else own) for part in choosing):
+            what = "training.privacy: a routing loss is of the tokens of a whole batch, so that rows are mixed"
+            raise BraidError(what, todo="Leave such losses out: training.routing_losses={}.")
 
     def find_parameters(self) -> None:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
