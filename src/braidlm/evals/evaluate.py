@@ -77,13 +77,12 @@ def evaluate(
     names = expand([tasks] if isinstance(tasks, str) else tasks)
     registered = {name: TASKS[name] for name in names}  # an unknown name is an error that suggests the nearest
     opened = []
-    paths_of_data = find_data(names, data, data_of or {})
+    found = find_data(names, data, data_of or {})
     for name, task in registered.items():
         about = {key: getattr(task, key) for key in ("description", "metric", "licence", "version")}
-        texts = {text: paths_of_data[text] for text in task.texts if text in paths_of_data}
-        path = paths_of_data[task.texts[0] if texts else name]
-        read = task().open_texts(texts, settings) if texts else task().open_with(path, settings)
-        opened.append(_opened_task(name, path, read, about, settings, task.uses))
+        own = {text: found[text] for text in task.texts or (name,) if text in found}
+        read = task().open_with(own, settings)
+        opened.append(_opened_task(name, next(iter(own.values())), read, about, settings, task.uses))
     folder = None if harness_tasks is None else Path(harness_tasks)
     for name in dict.fromkeys([harness] if isinstance(harness, str) else harness):
         opened_harness = open_harness(name, folder, harness_shots)

@@ -278,9 +278,9 @@ class MemorisationTask(Task):
     )
 
     def open(self, path: Path) -> Memorisation:
-        return self.open_texts({"owner": path}, Settings())
+        return self.open_with({"owner": path}, Settings())
 
-    def open_texts(self, texts: Mapping[str, Path], settings: Settings) -> Memorisation:
+    def open_with(self, texts: Mapping[str, Path], settings: Settings) -> Memorisation:
         from braidlm.opening.open import open_models
 
         if settings.held_out is not None:  # what was not trained on is in the same data set

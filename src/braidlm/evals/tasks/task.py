@@ -123,10 +123,7 @@ class Task(ABC):
     def open(self, path: Path) -> OpenTask:
         """Read and check the data."""
 
-    def open_with(self, path: Path, settings: Settings) -> OpenTask:
-        """Read and check the data in the ways that the settings choose."""
+    def open_with(self, paths: Mapping[str, Path], settings: Settings) -> OpenTask:
+        """Read and check the data in the ways that the settings choose; there is one path, or those of its `texts`."""
+        (path,) = paths.values()
         return self.open(path)
-
-    def open_texts(self, texts: Mapping[str, Path], settings: Settings) -> OpenTask:
-        """The same where it reads several `texts`."""
-        raise NotImplementedError("a task with several texts opens them")

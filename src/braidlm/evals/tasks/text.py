@@ -7,6 +7,7 @@ original page, so that models with different tokenizers can be compared.
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,7 +145,9 @@ class BitsPerByte(Task):
     )
     version = 2
 
-    def open(self, path: Path, settings: Settings | None = None) -> HeldOutText:
-        return read_text(path, settings)
+    def open(self, path: Path) -> HeldOutText:
+        return read_text(path)
 
-    open_with = open
+    def open_with(self, paths: Mapping[str, Path], settings: Settings) -> HeldOutText:
+        (path,) = paths.values()
+        return read_text(path, settings)
