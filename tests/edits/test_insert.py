@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -163,6 +164,23 @@ def test_an_untied_head_follows_the_embedding(tmp_path: Path, capsys: pytest.Cap
     assert "the head has weights of its own; they stay as they are" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["moep", "routed keys", "mixture of heads"])
+def test_new_modules_begin_as_copies(kind: str, tmp_path: Path) -> None:
+    source = folder_of(KINDS[kind], tmp_path / "source")
+    edit("insert", source, tmp_path / "out", modules=4, start="copies")
+    before, after = load_model(source), load_model(tmp_path / "out")
+    for ours, theirs in zip(all_logits(after.double()), all_logits(before.double()), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
+    changed = {name for name, tensor in before.state_dict().items() if tensor.shape != after.state_dict()[name].shape}
+    for name in changed:
+        old, new = before.state_dict()[name], after.state_dict()[name]
+        copies = new[len(old) :]
+        assert len(copies) == 4
+        if ".router." not in name:
+            assert torch.equal(copies, torch.cat((old, old, old))[:4].to(copies.dtype))
+    assert any(".router." not in name for name in changed)
+
+
 def test_only_the_parts_that_were_asked_for(source: Path, tmp_path: Path) -> None:
     edit("insert", source, tmp_path / "out", modules=2, parts="feed")
     layer = load_model(tmp_path / "out").model.stages[0].layers[0]
@@ -190,6 +208,42 @@ def test_inserting_again_makes_the_former_ones_old(source: Path, tmp_path: Path)
     assert not attention.queries.weight.requires_grad
     for ours, theirs in zip(all_logits(after), all_logits(before), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(("kind", "beside"), [("feed", None), ("feed", "other.txt"), ("moduleformer", "other.txt")])
+@torch.no_grad()
+def test_rows_of_routers_begin_as_the_embedding_of_a_text(
+    kind: str, beside: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {"own.txt": "zzzz yyyy zzzz", "other.txt": "0123456789"}
+    for name, text in texts.items():
+        Path(name).write_text(text, encoding="utf-8")
+    source = folder_of(KINDS[kind], tmp_path / "source")
+    with monkeypatch.context() as plain:  # without the noise that tells modules of one owner apart
+        plain.setattr(BraidForCausalLM, "_init_weights", lambda self, module: [p.zero_() for p in module.parameters()])
+        edit("insert", source, tmp_path / "out", modules=2, text="own.txt", beside=beside)
+    before, after = load_model(source), load_model(tmp_path / "out")
+    for old, new in zip(routers(before), routers(after), strict=True):
+        read, scores = {}, {}
+        for name, text in texts.items():
+            hidden: list[Tensor] = []
+            hook = old.register_forward_hook(lambda router, given, _, hidden=hidden: hidden.append(given[0]))
+            before(torch.tensor([TOKENIZER.encode(text)]))
+            hook.remove()
+            read[name] = old.read(hidden[0])[0].mean(0)
+            scores[name] = new.scores(old.read(hidden[0]))[0]
+        weight = new.scores.weight[new.old : len(new.choices)]
+        direction = read["own.txt"] - (0 if beside is None else read["other.txt"])
+        assert torch.equal(weight[0], weight[1])
+        torch.testing.assert_close(F.cosine_similarity(weight[0], direction, dim=0), torch.tensor(1.0))
+        among = scores["own.txt"][:, : new.old]
+        best, worst = among.amax(-1).mean(), among.amin(-1).mean()
+        if beside is not None:  # from the other text to its own the score rises as far as the model's own lie apart
+            rise = scores["own.txt"][:, new.old].mean() - scores["other.txt"][:, new.old].mean()
+            torch.testing.assert_close(rise, best - worst)
+        if new.scores.bias is not None:
+            torch.testing.assert_close(scores["own.txt"][:, new.old].mean(), best)
 
 
 def test_blocks_without_experts_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,6 +288,8 @@ def test_an_edited_model_knows_the_length_that_it_was_trained_at(tmp_path: Path)
         ({"modules": 2, "router": "none"}, "router: 'none' is not one of"),
         ({"modules": 2, "scale": -1.0}, "scale: expected a number from 0"),
         ({"modules": 2, "scale": float("nan")}, "scale: expected a number"),
+        ({"modules": 2, "start": "copies", "scale": 0.0}, "scale: copies of modules are as these are"),
+        ({"modules": 2, "beside": "there.txt"}, "beside: there is no text for which the modules are"),
     ],
 )
 def test_options_that_are_refused(source: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Every recipe of the papers runs: at toy size on a CPU, each kind of step in it.
+"""Every recipe of the papers and of owners runs: at toy size on a CPU, each kind of step in it.
 
 What differs in numbers, texts and the names of domains alone runs once, in the recipe that has most steps.
 """
@@ -20,7 +20,7 @@ from tests.tiny_decoders import save_decoder
 
 WHOLE = {f"papers/papaformer/{name}" for name in ("owners", "spoken-and-written", "stories-and-maths")}
 """Studies that tests/recipes/test_papaformer_again.py runs whole."""
-NAMES = [name for name, _ in list_recipes() if name.startswith("papers/") and name not in WHOLE]
+NAMES = [name for name, _ in list_recipes() if name.startswith(("papers/", "owners/")) and name not in WHOLE]
 COMPOSED = {name: compose_recipe(name) for name in NAMES}
 
 

@@ -65,6 +65,11 @@ class Edit(ABC):
     backend: ClassVar[Backend] = "braid"
     """What reads the model; other than Braid where the kind of edit also takes decoders of transformers."""
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts that it reads, by their options; in a study they may be a domain's name."""
+        return {key: text for key in ("text", "beside") if (text := getattr(self, key, None)) is not None}
+
     @abstractmethod
     def plan(self, source: OpenedBraid) -> EditPlan:
         """What the edit makes of a model; the model is not changed."""

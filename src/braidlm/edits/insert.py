@@ -6,9 +6,11 @@ embedding as the options say.
 """
 
 import re
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
 from typing import ClassVar, Literal
 
 import torch
@@ -16,10 +18,11 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.logits import probe_ids
-from braidlm.edits.account import SOURCE, Fresh, Part, Transform, from_source, parameters, planned
+from braidlm.edits.account import SOURCE, Fresh, Part, Transform, chosen_rows, from_source, parameters, planned
+from braidlm.edits.domain_embedding import DomainRow, domain_rows
 from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.modules import Modules, check_open, layers_of, modules_of, stages_of
-from braidlm.model.config.ranges import Choices, NonNegative
+from braidlm.model.config.ranges import Choices, Count, NonNegative
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import FREEZABLE
 from braidlm.opening.braid import OpenedBraid
@@ -46,13 +49,25 @@ class Insert(Edit):
     variant), or only the rows of the new modules, for new text alone (its second)."""
     embedding: Literal["trained", "frozen"] = "trained"
     """Whether training changes the embedding; the head follows it, also where it has weights of its own."""
+    text: str | None = None
+    """The text that they are for (a file, a folder or packed data): their rows of the routers then begin as its domain
+    embedding, the mean of what a router reads in it (FlexOlmo), beside what the initialisation gives to each."""
+    beside: str | None = None
+    """Text that they are not for, such as what all owners share: its mean is taken from that of `text`."""
+    tokens: Count = 20_000
+    """How many tokens of each text are read."""
+    start: Literal["fresh", "copies"] = "fresh"
+    """Whether new modules begin as the model's initialisation makes them, or as copies of the model's own, in turn."""
     scale: NonNegative = 1.0
-    """A factor on the output matrices of the new modules, which are otherwise as the model's initialisation makes them;
-    with 0 they add nothing to the stream at first."""
+    """A factor on the output matrices of the new modules; with 0 they add nothing to the stream at first."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise BraidError(f"'{self.name}' is no name for modules", todo="Use letters, digits, '_', '-' and '.'.")
+        if self.start == "copies" and self.scale != 1.0:
+            raise BraidError("scale: copies of modules are as these are", todo="Leave out --scale, or --start copies.")
+        if self.beside is not None and self.text is None:
+            raise BraidError("beside: there is no text for which the modules are", todo="Give it by `--text`.")
 
     @property
     def names(self) -> list[str]:
@@ -82,9 +97,14 @@ class Insert(Edit):
         new_rows: dict[str, int] = {}
         for one in grown:
             for name, origin in account.derived.items():
-                if one.has_rows(tensor := origin.parts[0].tensor):
-                    new_rows[name] = len(one.names)
-                    account.origins[name] = from_source(tensor, _with_new_rows(self.modules, len(one.names)))
+                if not one.has_rows(tensor := origin.parts[0].tensor):
+                    continue
+                if self.start == "copies" and ".router." not in tensor:
+                    old = range(len(one.names))
+                    account.origins[name] = from_source(tensor, chosen_rows([*old, *islice(cycle(old), self.modules)]))
+                    continue
+                new_rows[name] = len(one.names)
+                account.origins[name] = from_source(tensor, _with_new_rows(self.modules, len(one.names)))
             router = f"{addresses[one.block]}.{one.part}.router"
             account.origins[f"{router}.opening"] = Fresh("closed modules", router)
         before = source.info.parameters
@@ -98,7 +118,11 @@ class Insert(Edit):
         if without:
             several = "layers have no experts and stay as they are"
             notes.append(f"{without} {several if without > 1 else 'layer has no experts and stays as it is'}")
-        fill = partial(_fill, new_rows=new_rows, count=self.modules, scale=self.scale)
+        domains = {}
+        if self.text is not None:
+            rows = domain_rows(source, grown, self.text, self.beside, self.tokens)
+            domains = {f"{addresses[one.block]}.{one.part}.router.scores": rows[one.address] for one in grown}
+        fill = partial(_fill, new_rows=new_rows, count=self.modules, scale=self.scale, domains=domains)
         return EditPlan(title, model, account, notes, finish=fill, unchanged_on=probe_ids(config))
 
     def _check(self, source: OpenedBraid, modules: list[Modules], grown: list[Modules]) -> None:
@@ -125,8 +149,11 @@ def _with_new_rows(count: int, after: int) -> Transform:
     return Transform(insert, f"{count} new rows after row {after - 1}")
 
 
-def _fill(model: BraidForCausalLM, new_rows: dict[str, int], count: int, scale: float) -> None:
-    """Give new rows, which begin at these numbers, what the model's initialisation gives to all rows."""
+def _fill(
+    model: BraidForCausalLM, new_rows: dict[str, int], count: int, scale: float, domains: Mapping[str, DomainRow]
+) -> None:
+    """Give new rows, which begin at these numbers, what the model's initialisation gives to all rows; those of routers
+    the domain's row too."""
     for address, module in model.named_modules():
         own = [name for name, _ in module.named_parameters(recurse=False) if f"{address}.{name}" in new_rows]
         if own:
@@ -135,4 +162,6 @@ def _fill(model: BraidForCausalLM, new_rows: dict[str, int], count: int, scale: 
         for name in own:
             first = new_rows[f"{address}.{name}"]
             rows = fresh.get_parameter(name)[first : first + count]
+            if address in domains:
+                rows = rows + getattr(domains[address], name)
             module.get_parameter(name)[first : first + count] = rows * scale if module.writes_stream else rows

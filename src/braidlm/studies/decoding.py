@@ -158,10 +158,10 @@ def check_study(study: Study, device: str | None, here: bool = True) -> None:
     for name, step in study.steps.items():
         for at, written in enumerate(step.edit if isinstance(step, EditStep) else ()):
             kind, edit = decode_edit(written, f"edit[{at}]")
-            text = getattr(edit, "text", None)
-            if text is not None and text not in study.domains:
-                with collecting(problems), errors_of(name):
-                    DataSource(kind, text, 1).check()
+            for text in edit.texts.values():
+                if text not in study.domains:
+                    with collecting(problems), errors_of(name):
+                        DataSource(kind, text, 1).check()
     if problems:
         raise BraidError("\n".join(problems), todo="A text is a file, a folder, packed data, or a domain's name.")
     if study.tasks is not None:

@@ -153,8 +153,7 @@ class _Runner:
     def _edited(self, start: Path, kind: str, chosen: Any, out: Path, seed: int) -> Path:
         """A model after one edit; a text that is a domain's name stands for the packed domain."""
         texts = {stream.name: stream.data.address for stream in self.data.train}
-        if getattr(chosen, "text", None) in texts:
-            chosen = replace(chosen, text=texts[chosen.text])
+        chosen = replace(chosen, **{key: texts.get(text, text) for key, text in chosen.texts.items()})
         options = json.loads(json.dumps(asdict(chosen)))  # as the lineage has them
         is_same = not self.fresh and (load_lineage(out) or {}).get("made_by") == f"braid edit {kind}"
         said, known = f"{out.name}, seed {seed}: braid edit {kind}", {"seed": seed, **options}

@@ -150,13 +150,15 @@ class TopKRouter(nn.Module):
 
     def score(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            wide = torch.promote_types(hidden.dtype, torch.float32)
-            if self.norm is not None:
-                hidden = self.norm(hidden.to(self.scores.weight.dtype))
-            hidden = hidden.to(wide)
-            if self.inner is not None:
-                hidden = ROUTER_ACTIVATIONS[self.config.activation](self.inner(hidden))
-            return self.scores(hidden)  # type: ignore[no-any-return]
+            return self.scores(self.read(hidden))  # type: ignore[no-any-return]
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """What the rows of scores are multiplied with."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        if self.norm is not None:
+            hidden = self.norm(hidden.to(self.scores.weight.dtype))
+        hidden = hidden.to(wide)
+        return hidden if self.inner is None else ROUTER_ACTIVATIONS[self.config.activation](self.inner(hidden))
 
     def _choose(self, ranked_BTN: Tensor, probabilities_BTN: Tensor) -> Tensor:
         """The top k; in training some of them may be drawn instead."""
