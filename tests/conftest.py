@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,6 +67,23 @@ def pytest_collection_finish() -> None:
     """What lives until the end need not be looked at for garbage."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen_imports() -> Iterator[None]:
+    """Nor need what a file's tests have imported, which training looks through before it measures its memory."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _parse_code_once() -> None:
+    """The suite opens hundreds of folders with the same code."""
+    if "transformers" in sys.modules:
+        from tests.compat.check_folder import parse_code_once
+
+        parse_code_once()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from braidlm.model.bundle import bundle
+
 WITHOUT_BRAID = """
 import sys
 
@@ -32,12 +34,16 @@ else:
 _SERVER = """
 import json
 import os
+import runpy
 import traceback
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel, dynamic_module_utils
 
 torch.set_num_threads(1)
+check_folder, code = sys.argv[1:]
+runpy.run_path(check_folder)["parse_code_once"]()
+dynamic_module_utils.get_imports(code)  # once for all children
 for line in sys.stdin:
     script, sys.argv[1:], screen = json.loads(line)
     child = os.fork()
@@ -72,6 +78,9 @@ def run_without_braid(script: str, *arguments: Path | str) -> str:
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    command = [sys.executable, "-I", "-c", WITHOUT_BRAID + _SERVER]
+    code = Path(os.environ["HF_HOME"]) / "modeling_braid.py"
+    code.write_text(bundle())
+    check_folder = Path(__file__).with_name("compat") / "check_folder.py"
+    command = [sys.executable, "-I", "-c", WITHOUT_BRAID + _SERVER, check_folder, code]
     environment = os.environ | {"HF_MODULES_CACHE": f"{os.environ['HF_MODULES_CACHE']}-without-braid"}
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def _same(a: Any, b: Any, batch: dict[str, Tensor]) -> bool:
     return bool(torch.allclose(_logits(a, batch), _logits(b.eval(), batch), rtol=1e-5, atol=1e-5))
 
 
-def _parse_code_once() -> None:
+def parse_code_once() -> None:
     """Transformers parses the code of a folder for everything that it opens there, half a second each time."""
     parse, parsed = dynamic_module_utils.get_imports, {}
 
@@ -194,11 +195,24 @@ def _parse_code_once() -> None:
     dynamic_module_utils.get_imports = imports_of
 
 
+def _compile_code_once() -> None:
+    """The folders that are checked carry the same code, of which Python would compile each copy."""
+    compile_source, compiled = SourceFileLoader.source_to_code, {}
+
+    def code_of(loader: SourceFileLoader, data: Any, path: Any) -> Any:
+        if data not in compiled:
+            compiled[data] = compile_source(loader, data, path)
+        return compiled[data]
+
+    SourceFileLoader.source_to_code = code_of
+
+
 def main(folders: Path, out: Path, trains: bool) -> None:
     """Check every language model of a folder and write the facts."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    _parse_code_once()
+    parse_code_once()
+    _compile_code_once()
     names = sorted(path.name for path in folders.iterdir() if not path.name.endswith("-classes"))
     facts: dict[str, Any] = {name: check(folders / name, out, trains) for name in names}
     facts["transformers"] = transformers.__version__

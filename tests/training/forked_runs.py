@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["braidlm.cli.main", "braidlm.studies.decoding", "braidlm.training.train", "hydra"])
+CONTEXT.set_forkserver_preload(["tests.training.preloaded"])
 
 
 @dataclass
@@ -62,6 +62,22 @@ def fork(screen: Path, *arguments: str | Path, processes: int = 1) -> ForkedRun:
     for process in started:
         process.start()
     return ForkedRun(list(started), screen)
+
+
+def fork_torchrun(screen: Path, *arguments: str | Path) -> ForkedRun:
+    """Start a command as two processes by the launcher that torchrun is, with its agent, rendezvous and environment."""
+    launcher = CONTEXT.Process(target=_torchrun, args=(screen, [str(word) for word in arguments]))
+    screen.write_text("")
+    launcher.start()
+    return ForkedRun([launcher], screen)
+
+
+def _torchrun(screen: Path, words: list[str]) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "a test"}
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, start_method="fork", **where)
+    elastic_launch(config, _command)(screen, words, {})
 
 
 def _command(screen: Path, words: list[str], rank: dict[str, str]) -> None:

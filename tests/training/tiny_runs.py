@@ -4,8 +4,6 @@ import copy
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,14 +94,3 @@ def stopped_after(steps: int, monkeypatch: pytest.MonkeyPatch, recipe: dict[str,
         patch.setattr(Trainer, "_step", stop_requested)
         run = train(recipe)
     assert (run.finished, run.progress.steps) == (False, steps)
-
-
-def torchrun(*arguments: str | Path) -> tuple[str, str]:
-    """`braid ...` as two processes, and what they print."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "braidlm"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout, done.stderr

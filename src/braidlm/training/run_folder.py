@@ -113,7 +113,7 @@ def _remove_run(folder: Path) -> None:
 
 def _say_what_is_held_out(before: Any, now: dict[str, Any]) -> None:
     """Say that validations are of another amount of text from here on, with which those before do not compare."""
-    was, has = (completed(one).get("validation", {}).get("tokens") for one in (before or now, now))
+    was, has = (completed(one).get("validation", {}).get("tokens") for one in (before, now))
     if was != has:
         amounts = ["all tokens" if one is None else f"at most {one:,} tokens" for one in (was, has)]
         console.say("Validation read {} of each data set and reads {} from here on.".format(*amounts))
@@ -128,6 +128,7 @@ def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]
                 _remove_run(folder)
         before = read_yaml(folder / RECIPE) if is_run(folder) else None
         if before != recipe:  # none, another display, or a larger budget
-            _say_what_is_held_out(before, recipe)
+            if before is not None:
+                _say_what_is_held_out(before, recipe)
             write_text(folder / RECIPE, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
         yield

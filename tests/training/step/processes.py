@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.training.step.processes", "braidlm.training.train"])
-ROWS, LENGTH, STEPS = 16, 10, 20
+CONTEXT.set_forkserver_preload(["tests.training.preloaded"])
+ROWS, LENGTH, STEPS = 16, 10, 6
 
 
 @dataclass(frozen=True)

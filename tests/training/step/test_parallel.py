@@ -14,8 +14,8 @@ import torch.distributed as dist
 from braidlm.core.errors import BraidError
 from braidlm.training.step.parallel import Rank, Watch, is_main_process, join_group, sum_over_processes
 from braidlm.training.train import train
-from tests.training.forked_runs import fork
-from tests.training.tiny_runs import records, tiny_recipe, torchrun, weights, written
+from tests.training.forked_runs import fork, fork_torchrun
+from tests.training.tiny_runs import records, tiny_recipe, weights, written
 
 
 def recipe(stories: Path, out: Path, batch: int) -> dict[str, Any]:
@@ -43,10 +43,10 @@ def assert_same(folder: Path, alone: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_equal_twice_the_batch(stories: Path, alone: Path, tmp_path: Path) -> None:
     file = written(recipe(stories, tmp_path / "run", 4), tmp_path)
-    out, err = torchrun("train", file, "training.batch=2", "--device", "cpu")
+    printed = fork_torchrun(tmp_path / "screen", "train", file, "training.batch=2", "--device", "cpu").finish()
     assert_same(tmp_path / "run", alone)
-    assert out.count("checkpoints/chck_1500") == 1, "only the main process speaks"
-    assert "distributed is disabled" not in err
+    assert printed.count("checkpoints/chck_1500") == 1, "only the main process speaks"
+    assert "distributed is disabled" not in printed
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""One, two and four processes train the same: after 20 steps losses, norms and weights are equal to rounding."""
+"""One, two and four processes train the same: after a few steps losses, norms and weights are equal to rounding."""
 
 from pathlib import Path
 from typing import Any

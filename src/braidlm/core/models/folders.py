@@ -1,5 +1,6 @@
 """Model folders: what every checkpoint, edit and import writes, and plain transformers opens."""
 
+import functools
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ transformers_logging.disable_progress_bar()
 
 WEIGHTS = "model.safetensors"
 GENERATION = "generation_config.json"
+_version = functools.cache(version)  # which parses a file for each answer, and every checkpoint asks
 IMPORTABLE = ("gpt2", "llama", "mistral", "moduleformer", "moep_lm", "qwen2")
 """The model types of folders that `braid convert` reads; a test keeps it equal to the bridges, which stand higher."""
 LINEAGE_KINDS = {"training": dict, "sources": list, "versions": dict, "weights": dict, "tokenizer": str}
@@ -266,4 +268,4 @@ def check_vocabulary(vocab_size: int, tokenizer: Tokenizer, where: str) -> None:
 def versions() -> dict[str, str]:
     """The versions that made a file."""
     packages = ("torch", "transformers", "tokenizers", "safetensors")
-    return {"braidlm": __version__, "python": platform.python_version()} | {name: version(name) for name in packages}
+    return {"braidlm": __version__, "python": platform.python_version()} | {name: _version(name) for name in packages}
