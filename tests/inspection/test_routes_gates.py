@@ -133,7 +133,7 @@ def test_models_side_by_side(routes_verb, gated: dict[str, Path], data: list[str
 
 def test_what_is_refused(routes_verb, gated: dict[str, Path], data: list[str], tmp_path: Path) -> None:
     shown = routes_verb(gated["decoder"], "--data", *data, "--paths", "stories")
-    assert (shown.code, "only Braid's models have paths to choose from" in shown.err) == (2, True)
+    assert (shown.code, "only Braid's models and members have paths to choose from" in shown.err) == (2, True)
     plain = tmp_path / "neox"
     plain.mkdir()
     (plain / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))

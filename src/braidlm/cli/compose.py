@@ -22,7 +22,7 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    about = "a model folder, a run, a study (all its models), or a Llama or GPT-2 folder; one tokenizer for all"
+    about = "a model folder, a run, a study (all its models), or a decoder of transformers; one tokenizer for all"
     add("sources", nargs="+", metavar="PATH", help=about)
     add("--out", metavar="DIR", help="the folder to write; it must not exist yet")
     about = (

@@ -10,11 +10,13 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
 from braidlm.edits.composing.composition import STARTS, fresh_parts, plan_composition, shows_routes
+from braidlm.edits.composing.decoders import are_decoders, compose_decoders
 from braidlm.edits.composing.path_models import (
     APART,
     MODULES,
     PathModel,
     Section,
+    after_averaging,
     aligned_sections,
     averaged_ends,
     averages,
@@ -64,10 +66,10 @@ def compose(
     joined, by default as often as the shallowest has blocks; `blocks` of full width, by default 1, come before and
     after. `freeze` names what later training leaves as it is: `paths` for all that came from the sources. Projections
     and joins `start` as the `mean` of the paths, the default, which works better, or `random`, as PaPaformer's do. The
-    joins `average` and `mixture` leave the models as they are and average their probabilities. `modules` is for models
-    with modules that were inserted into one base (`braid edit insert`): these are put side by side, and `names` are
-    what they are called, NAME_1, NAME_2 and so on, by default as they were. Returns the folder written, None for a dry
-    run.
+    joins `average`, `mixture` and `posterior` leave the models as they are and average their probabilities; decoders of
+    transformers become members of one. `modules` is for models with modules that were inserted into one base (`braid
+    edit insert`): these are put side by side, and `names` are what they are called, NAME_1, NAME_2 and so on, by
+    default as they were. Returns the folder written, None for a dry run.
     """
     join_choice: Choice = decode(JoinChoice, join, "join")
     averaged, of_modules = join_choice.kind in averages, join_choice.kind == MODULES
@@ -85,9 +87,16 @@ def compose(
     if out is not None or not dry_run:
         check_new_folder(out)
     folders = [one for source in sources for one in ([source] if is_hub_name(source) else find_sources(source))]
-    models = [open_model(folder, "braid") for folder in folders]
-    if len(models) < 2:
+    if len(folders) < 2:
         raise BraidError("composing takes at least two models", todo="`braid compose A B --out M`")
+    decoders = [open_model(folder, "own") for folder in folders] if averaged else []
+    if averaged and are_decoders(decoders):
+        check_no_layout(freeze=list(freeze) or None)
+        options = {"join": encode(join_choice), "seed": seed}
+        named = dict(zip(name_paths(decoders, names), decoders, strict=True))
+        record = {"made_by": "braid compose", "options": options}
+        return compose_decoders(named, join_choice, out, record, dry_run)  # type: ignore[arg-type]
+    models = [open_model(folder, "braid") for folder in folders]
     path_names = name_paths(models, names)
     check_tokenizers(models, path_names)
     for model in models:
@@ -262,11 +271,7 @@ def _what_next(plan: EditPlan, join: str, paths: Sequence[PathModel], folder: Pa
         )
     fresh, train = ", ".join(fresh_parts(plan.account)), f"`braid train RECIPE start_from={folder}`"
     if join in averages:
-        return (
-            f"Its probabilities are the models', {averages[join].how}{f': {train}' if fresh else ''}. "
-            f"`braid eval` measures it beside them, and `training.distill={{teachers: [{folder}]}}` makes a model of "
-            "one's size of it."
-        )
+        return after_averaging(averages[join].how, folder, f": {train}" if fresh else "")
     routed = shows_routes(plan.model, paths)
     shown = "`braid routes RUN` shows who goes where" if routed else "`braid eval RUN` measures it"
     return (

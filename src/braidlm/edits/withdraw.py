@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.logits import check_promise, probe_ids
 from braidlm.edits.account import Account, Derived, Transform, chosen_rows, from_source, parameters, targets
 from braidlm.edits.composing.composition import in_stack
+from braidlm.edits.composing.decoders import withdraw_members
 from braidlm.edits.composing.side_by_side import plan_without_modules
 from braidlm.edits.edit import Edit, EditPlan, edits
 from braidlm.edits.modules import check_uncompressed
@@ -26,6 +28,9 @@ from braidlm.model.paths.average import AverageHead, PerPathNorm
 from braidlm.model.paths.parallel import BLOCK_OPTIONS, ParallelLayer, blocks_in_layer
 from braidlm.model.paths.switches import path_names, use_paths
 from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.decoder import OpenedDecoder
+from braidlm.opening.members import MEMBERS
+from braidlm.opening.opened_model import OpenedModel
 
 SIDE_BY_SIDE = ("model.embedding.weight", "model.positions.weight", "head.weight")
 """The tensors whose columns are those of all models side by side."""
@@ -42,6 +47,7 @@ class Withdraw(Edit):
     """Which models of an average leave it, or which inserted modules."""
 
     about: ClassVar[str] = "take models out of an average, or inserted modules, for good and with their weights"
+    backend = "any"
 
     paths: tuple[str, ...] = ()
     """Names of the models that leave; the probabilities of the others are averaged as if these had never been there."""
@@ -52,6 +58,13 @@ class Withdraw(Edit):
         if bool(self.paths) == bool(self.modules):
             what = "name the models of an average that leave (--paths), or inserted modules (--modules)"
             raise BraidError(what, todo="`--paths maths`")
+
+    def apply(self, model: OpenedModel, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
+        if isinstance(model, OpenedDecoder) and model.kind == MEMBERS:
+            if self.modules:
+                raise BraidError("members have no inserted modules", model.title, "Name those that leave: `--paths`.")
+            return withdraw_members(model, self.paths, out, record, dry_run)
+        return super().apply(model, out, record, dry_run)
 
     def plan(self, source: OpenedBraid) -> EditPlan:
         plan = plan_without_modules(source, self.modules) if self.modules else self._without_models(source)

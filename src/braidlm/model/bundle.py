@@ -15,11 +15,20 @@ from braidlm import __version__
 ROOT, HERE = Path(__file__).parent, Path(__file__)
 CODE_FILE = "modeling_braid.py"
 """The code in a folder; here, the file with the Auto classes, which readers look for first and which comes last."""
+APART = ("members.py",)
+"""Files of other models than Braid's, which folders of those carry."""
 WIDTH = 120
 HEADER = '''"""Braid's model in one file, so that plain transformers opens this folder: see config.json, `auto_map`.
 
 Written by braidlm {version} from its package `braidlm.model`; a comment names the file that each part comes from.
 SHA-256 of the text from the first import on: {digest}
+License: Apache-2.0.
+"""
+
+'''
+APART_HEADER = '''"""{what}, in one file, so that transformers opens this folder: see config.json, `auto_map`.
+
+Written by braidlm {version}; a comment names the file of its package `braidlm.model` that each part comes from.
 License: Apache-2.0.
 """
 
@@ -41,9 +50,14 @@ def bundle() -> str:
 @cache
 def bundle() -> str:
     """The text of the file that a folder carries."""
-    rest = [path for path in sorted(ROOT.rglob("*.py")) if path.name != "__init__.py"]
+    rest = [path for path in sorted(ROOT.rglob("*.py")) if path.name not in ("__init__.py", *APART)]
     body = join_files([*(path for path in rest if path != ROOT / CODE_FILE), ROOT / CODE_FILE])
     return HEADER.format(version=__version__, digest=hashlib.sha256(body.encode()).hexdigest()) + body
+
+
+def alone(what: str, file: str) -> str:
+    """The text of one file of the package, with what it imports, for a folder that holds `what`."""
+    return APART_HEADER.format(what=what, version=__version__) + join_files([ROOT / file]).rstrip() + "\n"
 
 
 def join_files(paths: Iterable[Path]) -> str:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from braidlm.core.devices import check_weights_fit, weights_bytes
 from braidlm.core.differences import listed
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import Cost, cost_facts
 from braidlm.core.models.adapters import check_peft
 from braidlm.core.models.folders import errors_of_transformers, load_lineage, model_type
@@ -30,6 +30,8 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatedDecoder
+from braidlm.model.members import MembersForCausalLM
+from braidlm.model.paths.switches import use_paths
 from braidlm.opening.gated_folders import (
     TOKENIZER_FILES,
     gate_tensors,
@@ -39,6 +41,7 @@ from braidlm.opening.gated_folders import (
     register_gated,
 )
 from braidlm.opening.gating import attach, check_decoder, find_parts, gates_of
+from braidlm.opening.members import MEMBERS
 from braidlm.opening.names import StrPath, find_or_fetch
 from braidlm.opening.opened_model import OpenedModel, find_tokenizer
 
@@ -134,7 +137,11 @@ class OpenedDecoder(OpenedModel):
     def check(self) -> None:
         """Refuse what only Braid's models have; the configuration must be a decoder's."""
         if self.paths is not None:
-            raise BraidError("only Braid's models have paths to choose from", str(self.folder), "Leave out --paths.")
+            if self.kind != MEMBERS:
+                what = "only Braid's models and members have paths to choose from"
+                raise BraidError(what, str(self.folder), "Leave out --paths.")
+            with errors_at(str(self.folder)):
+                use_paths(self.skeleton(torch.float32), self.paths)
         if self.without:
             raise BraidError("only Braid's models have named modules", str(self.folder), "Leave out --without.")
         _ = self.config, self.lineage  # each refuses what cannot be read
@@ -163,7 +170,10 @@ class OpenedDecoder(OpenedModel):
 
     def _in_memory(self, dtype: torch.dtype) -> PreTrainedModel:
         if self.base is None:
-            return _load_plain(self.folder, dtype)
+            model = _load_plain(self.folder, dtype)
+            if self.paths is not None:
+                use_paths(model, self.paths)
+            return model
         model = self.base._in_memory(dtype)
         if self.has_lora:
             check_peft("use a model whose adapters are merged.")
@@ -215,7 +225,11 @@ def _with_gates_in_float32(model: PreTrainedModel, files: Sequence[Path]) -> Pre
 
 
 def cost_rows(model: PreTrainedModel, length: int) -> dict[str, Cost]:
-    """The costs of embedding, layers, their gates, what else there is, and head, at sequences of `length`."""
+    """The costs of embedding, layers, their gates, what else there is, and head, at sequences of `length`; or of each
+    decoder whose members are active."""
+    if isinstance(model, MembersForCausalLM):
+        names = dict.fromkeys(model.members[name]["decoder"] for name in model.active)
+        return {name: sum(cost_rows(model.decoders[name], length).values(), Cost()) for name in names}
     parts, config = find_parts(model), model.config.get_text_config()
     used = getattr(config, "num_experts_per_tok", None)
     counts = (getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
@@ -262,16 +276,28 @@ def decoder_facts(opened: OpenedDecoder, length: int | None = None) -> dict[str,
     """Size, cost per token at sequences of `length` (by default the context), and memory."""
     decode(Length | None, length, "length")
     model = opened.skeleton(torch.float32)
-    config = opened.config.get_text_config()
     length = length or opened.context or 1
     costs = cost_rows(model, length)
-    depth, heads = config.num_hidden_layers, attention_heads(config)
-    cached = 2 * depth * (getattr(config, "num_key_value_heads", None) or heads) * head_size(config)
+    configs = [one.config.get_text_config() for one in members_of(model)]
+    depth, width = max(one.num_hidden_layers for one in configs), sum(one.hidden_size for one in configs)
+    cached = sum(2 * one.num_hidden_layers * _cached_channels(one) for one in configs)
     rows = [{"name": name, "layers": depth if name == "layers" else None, **vars(row)} for name, row in costs.items()]
-    sizes = {"vocab_size": config.vocab_size, "width": config.hidden_size, "context": opened.context or 0}
+    sizes = {"vocab_size": opened.vocab_size, "width": width, "context": opened.context or 0}
     parts = {"layers": depth, "stages": rows, "ends": None, "compression": [], "trainable": True}
     facts = cost_facts(sum(costs.values(), Cost()), length, cached, **sizes, **parts)
     return facts | {"kernels": {"summary": "plain, as transformers computes it", "refusals": {}}}
+
+
+def members_of(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """The decoders of the active members, or the one decoder that a model is."""
+    if not isinstance(model, MembersForCausalLM):
+        return [model]
+    return [model.decoders[model.members[name]["decoder"]] for name in model.active]  # type: ignore[misc]
+
+
+def _cached_channels(config: Any) -> int:
+    """What a layer keeps of a token as its key."""
+    return (getattr(config, "num_key_value_heads", None) or attention_heads(config)) * head_size(config)
 
 
 def decoder_notes(opened: OpenedDecoder) -> list[str]:
@@ -285,4 +311,8 @@ def decoder_notes(opened: OpenedDecoder) -> list[str]:
         notes.append("LoRA adapters, counted as merged into its matrices.")
     if opened.base is not None:
         return [*notes, f"The base is {opened.base.address}.", *decoder_notes(opened.base)]
+    if opened.kind == MEMBERS:
+        kinds = {name: own["model_type"] for name, own in opened.config.decoders.items()}
+        each = ", ".join(f"{one['name']} ({kinds[one['decoder']]})" for one in opened.config.members)
+        return [f"Its members, whose probabilities are averaged: {each}."]
     return [f"This is a decoder of transformers ('{opened.config.model_type}'), used as it is."]

@@ -20,7 +20,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from braidlm import __version__
 from braidlm.bridges.hugging_face import older_rope_settings
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError, errors_at
@@ -38,11 +37,13 @@ from braidlm.core.models.integrity import (
 from braidlm.core.models.runs import LORA_CONFIG
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.model.bundle import ROOT, join_files
+from braidlm.model.bundle import alone
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.gates import GatedDecoder, GatesConfig, gate_kinds
+from braidlm.model.members import MembersForCausalLM
 from braidlm.opening.gating import attach, detach, find_parts, gates_of
+from braidlm.opening.members import write_members
 from braidlm.opening.names import is_hub_name, title_of
 
 GATES, GATE_CONFIG = "gates.safetensors", "gate_config.json"
@@ -182,13 +183,6 @@ def load_adapter(folder: Path | str, model: PreTrainedModel, base: Path | str | 
 
 CODE = "modeling_gated.py"
 PREFIX = "gated_"
-HEADER = '''"""A decoder with gates, in one file, so that transformers opens this folder: see config.json, `auto_map`.
-
-Written by braidlm {version}; a comment names the file of its package `braidlm.model` that each part comes from.
-License: Apache-2.0.
-"""
-
-'''
 CLASSES = """
 
 # The model: the decoder's own class, with gates.
@@ -206,6 +200,9 @@ class Gated{model}(GatedDecoder, {model}):
 
 def write_decoder(model: PreTrainedModel, folder: Path) -> None:
     """A complete folder of a decoder, with its gates if it has any; weights, configuration and code."""
+    if isinstance(model, MembersForCausalLM):
+        write_members(model, folder)
+        return
     if not gates_of(model):
         model.save_pretrained(folder)
         return
@@ -216,7 +213,7 @@ def write_decoder(model: PreTrainedModel, folder: Path) -> None:
         what = f"the gates are of a kind of another package, '{gates.kind.kind}', whose code a folder cannot carry"
         raise BraidError(what, todo="Save the gates alone, as an adapter.")
     classes = CLASSES.format(config=plain_config.__name__, model=plain.__name__, kind=kind, prefix=PREFIX)
-    code = f"{HEADER.format(version=__version__)}{join_files([ROOT / 'gates.py']).rstrip()}\n{classes}"
+    code = alone("A decoder with gates", "gates.py") + classes
     # Code that a folder brings along reads its weights under the names that they have in memory.
     model.save_pretrained(folder, save_original_format=False)
     module = CODE.removesuffix(".py")

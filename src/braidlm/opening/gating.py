@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 from braidlm.core.errors import BraidError
 from braidlm.model.gates import Gate, GatedLayer, GatesConfig, ScalarGate, VectorGate, gated, make_gate, ungated
 from braidlm.model.layer_skip import layers_of
+from braidlm.model.members import MembersForCausalLM
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 
@@ -37,6 +38,9 @@ class DecoderParts:
 
 def find_parts(model: PreTrainedModel) -> DecoderParts:
     """The parts of a decoder; an error for models of other kinds, and where no layers are found."""
+    if isinstance(model, MembersForCausalLM):
+        what = f"this is a model of several decoders ({', '.join(model.names)}), and no one of them is meant"
+        raise BraidError(what, todo="Change each by itself, and compose them again.")
     check_decoder(model.config)
     config = model.config.get_text_config()
     depth, width = config.num_hidden_layers, config.hidden_size
@@ -113,6 +117,8 @@ def detach(model: PreTrainedModel, numbers: Collection[int] | None = None) -> No
 
 def gates_of(model: Any) -> dict[int, Gate]:
     """The gates of a decoder or of a Braid model, by the numbers of their layers, counted from 1."""
+    if isinstance(model, MembersForCausalLM):
+        return {}
     if isinstance(model, BraidForCausalLM):
         layers = [layer for stage in model.model.stages for layer in layers_of(stage)]
     else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.model.members import MembersForCausalLM
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import switch_off_modules, use_paths
 from braidlm.opening.gating import gates_of
@@ -55,9 +56,12 @@ class PartSwitches:
                 if not head.active:
                     raise BraidError("none of these members is an active path", todo="Let one of them be active.")
         else:
-            for given, what in ((switches.paths, "paths to choose from"), (switches.without, "named modules")):
-                if given:
-                    raise BraidError(f"only Braid's models have {what}")
+            if isinstance(self.model, MembersForCausalLM):
+                use_paths(self.model, self.model.config.paths if switches.paths is None else switches.paths)
+            elif switches.paths:
+                raise BraidError("only Braid's models and members have paths to choose from")
+            if switches.without:
+                raise BraidError("only Braid's models have named modules")
         for name, gate in self.gates.items():
             gate.is_off = name in off
         self.set = switches

@@ -24,6 +24,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.gating import gates_of
+from braidlm.opening.members import MEMBERS
 from braidlm.opening.names import find_or_fetch
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import find_tokenizer
@@ -142,7 +143,11 @@ def _changed(part: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> A
 
 def open_decoder(recipe: Recipe) -> OpenedDecoder:
     """The decoder that a recipe trains."""
-    return open_model(str(recipe.decoder), "transformers", bare=True)
+    opened = open_model(str(recipe.decoder), "transformers", bare=True)
+    if opened.kind == MEMBERS:
+        what = f"members ({', '.join(opened.config.names)}) are not trained together"
+        raise BraidError(what, opened.title, "Train each and compose again, or distil them: `training.distill`.")
+    return opened
 
 
 def train_gates_alone(model: PreTrainedModel) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -18,7 +19,7 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.logits import UNCHANGED, check_promise, probe_ids
 from braidlm.data.tokenizing.tokenizer import differences
-from braidlm.model.config.ranges import Range
+from braidlm.model.config.ranges import Positive, Range
 from braidlm.model.config.registry import ADVICE, Choice, NoOptions, Registry
 from braidlm.model.config.strict import encode
 from braidlm.model.heads.ends import embeddings, heads
@@ -28,6 +29,7 @@ from braidlm.model.paths.joins import JoinConfig, joins
 from braidlm.model.paths.parallel import PathConfig
 from braidlm.model.stages import LowRank
 from braidlm.opening.braid import OpenedBraid
+from braidlm.opening.opened_model import OpenedModel
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class PathModel:
         return [Section([address for address, _ in part], part[0][1]) for part in parts]
 
 
-def name_paths(models: Sequence[OpenedBraid], names: Sequence[str] | None) -> list[str]:
+def name_paths(models: Sequence[OpenedModel], names: Sequence[str] | None) -> list[str]:
     """The paths' names: those given, or the models' titles reduced to letters, digits, - and _."""
     folders = [one.folder.resolve() for one in models]
     if twice := [folder for folder in folders if folders.count(folder) > 1]:
@@ -92,7 +94,7 @@ def name_paths(models: Sequence[OpenedBraid], names: Sequence[str] | None) -> li
     return list(names)
 
 
-def check_tokenizers(models: Sequence[OpenedBraid], names: Sequence[str]) -> None:
+def check_tokenizers(models: Sequence[OpenedModel], names: Sequence[str]) -> None:
     """All models must have the same tokenizer; checked before a tensor is read."""
     for one, name in zip(models[1:], names[1:], strict=True):
         if differing := differences(models[0].tokenizer, one.tokenizer):
@@ -199,6 +201,8 @@ class Mixture:
     class Config:
         per_token: bool = False
         """Whether a router that reads the stream changes the shares from token to token."""
+        shares: list[Positive] | None = None
+        """Of decoders of transformers, whose shares are not learned: one for each, in their order."""
 
 
 @averages.register("posterior")
@@ -244,6 +248,10 @@ composing_joins = ComposingJoins("join")
 
 def averaged_ends(paths: Sequence[PathModel], join: Choice) -> dict[str, Any]:
     """The norm before the head and the head, of a model whose paths are averaged."""
+    options = encode(join.options)
+    if options.pop("shares", None) is not None:
+        what = "the shares of these models begin equal and are learned; only those of transformers' decoders are given"
+        raise BraidError(what, "join.shares", "Leave it out, and train the mixture.")
     linear = {path.name: path.architecture.head for path in paths}
     if other := {name: f"'{head.kind}'" for name, head in linear.items() if head.kind != "linear"}:
         raise BraidError(f"only models with linear heads can be averaged, and {_each_has(other)}")
@@ -252,8 +260,16 @@ def averaged_ends(paths: Sequence[PathModel], join: Choice) -> dict[str, Any]:
         raise BraidError(f"the heads of some models have a bias ({', '.join(having)}), and others have none")
     parts = [{"name": path.name, "width": path.width} for path in paths]
     norms = [part | {"norm": encode(path.architecture.norm)} for part, path in zip(parts, paths, strict=True)]
-    head = {"kind": join.kind, "paths": parts, "bias": bool(having), **encode(join.options)}
+    head = {"kind": join.kind, "paths": parts, "bias": bool(having), **options}
     return {"norm": {"kind": "per_path", "paths": norms}, "head": head}
+
+
+def after_averaging(how: str, folder: Path, training: str = "") -> str:
+    """What to do next with models whose probabilities are averaged in this way."""
+    return (
+        f"Its probabilities are the models', {how}{training}. `braid eval` measures it beside them, and "
+        f"`training.distill={{teachers: [{folder}]}}` makes a model of one's size of it."
+    )
 
 
 def check_no_layout(**options: object) -> None:
