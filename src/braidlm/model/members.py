@@ -4,8 +4,8 @@ are the logarithms of their averaged probabilities, as of the heads in `paths/av
 A folder of members carries this file alone, under the name modeling_members.py.
 """
 
+import functools
 from collections.abc import Container
-from functools import reduce
 from inspect import signature
 from typing import Any
 
@@ -17,6 +17,9 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .errors import BraidError, did_you_mean
+
+BASE = "base"
+"""The decoder that members share which are LoRA adapters."""
 
 
 class MembersConfig(PretrainedConfig):
@@ -36,7 +39,8 @@ class MembersConfig(PretrainedConfig):
         self.decoders = decoders or {}
         """The config.json of each decoder by its name."""
         self.members = members or []
-        """Of each member `name`, `decoder`, and `share`, its part of the average before it is judged."""
+        """Of each member `name`, `decoder`, and `share`, its part of the average before it is judged; `lora` has the
+        rank and the scale of its adapters by matrix, where it shares the decoder with others."""
         self.judged, self.window = judged, window
         """Whether shares follow the text, and how many tokens back members are judged by; None for all."""
         self.paths = paths
@@ -61,6 +65,51 @@ class MembersConfig(PretrainedConfig):
         """The configuration of a decoder, in transformers' own class."""
         options = dict(self.decoders[name])
         return AutoConfig.for_model(options.pop("model_type"), **options)
+
+
+class Adapter(nn.Module):
+    """What LoRA adds to the output of a matrix."""
+
+    def __init__(self, matrix: nn.Module, rank: int, scale: float):
+        super().__init__()
+        weight: Any = matrix.weight
+        # GPT-2's matrices are [in, out].
+        outputs, inputs = weight.shape if isinstance(matrix, nn.Linear) else weight.shape[::-1]
+        place = {"device": weight.device, "dtype": weight.dtype}
+        self.down, self.up = nn.Linear(inputs, rank, bias=False, **place), nn.Linear(rank, outputs, bias=False, **place)
+        self.scale = scale
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.up(self.down(hidden)) * self.scale  # type: ignore[no-any-return]
+
+
+class AdaptedMatrix(nn.Module):
+    """Mixed into the class of a matrix that members share: with what the adapter of the member that runs adds."""
+
+    adapters: nn.ModuleDict
+    member = ""  # the one that runs
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = super().forward(hidden)  # type: ignore[misc]
+        return output + self.adapters[self.member](hidden) if self.member in self.adapters else output
+
+
+@functools.cache
+def adapted_class(plain: type[nn.Module]) -> type[AdaptedMatrix]:
+    """A matrix's class with adapters; it keeps the name."""
+    return type(plain.__name__, (AdaptedMatrix, plain), {"__module__": plain.__module__})  # type: ignore[return-value]
+
+
+def adapted(decoder: nn.Module, address: str) -> AdaptedMatrix:
+    """The matrix of a decoder, made one that may have adapters: its own parameters keep their names."""
+    matrix = decoder.get_submodule(address)
+    if not isinstance(matrix, AdaptedMatrix):
+        made = object.__new__(adapted_class(type(matrix)))  # type: ignore[arg-type]
+        made.__dict__ = matrix.__dict__ | {"_modules": {**matrix._modules, "adapters": nn.ModuleDict()}}
+        owner, _, own = address.rpartition(".")
+        setattr(decoder.get_submodule(owner), own, made)
+        return made
+    return matrix
 
 
 class MembersCache(DynamicCache):
@@ -111,7 +160,19 @@ class MembersForCausalLM(PreTrainedModel, GenerationMixin):
             if name not in self.names:
                 raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, self.names)}")
         self.use_paths(self.names if config.paths is None else config.paths)
+        self.add_adapters()
         self.post_init()
+
+    def add_adapters(self) -> None:
+        """Give the decoders the adapters of their members, where they do not have them."""
+        for name, member in self.members.items():
+            for address, options in (member.get("lora") or {}).items():
+                matrix = adapted(self.decoders[member["decoder"]], address)
+                if name not in matrix.adapters:
+                    matrix.adapters[name] = Adapter(matrix, **options)
+        self.adapted = [module for module in self.modules() if isinstance(module, AdaptedMatrix)]
+        # What is computed again for gradients would be so with the adapters of the member that ran last.
+        self.supports_gradient_checkpointing = not self.adapted
 
     def use_paths(self, active: Container[str]) -> None:
         """Let these members be active alone: the probabilities of the others count nothing, and are not computed."""
@@ -177,7 +238,7 @@ class MembersForCausalLM(PreTrainedModel, GenerationMixin):
         for logs, weight in zip(each.values(), weights.unbind(-1), strict=True):
             whole = logs.shape[1] == input_ids.shape[1]  # not yet cut by the member itself
             parts.append((logs[:, kept] if whole else logs) + (weight[:, kept, None] if weight.ndim else weight))
-        logits = reduce(torch.logaddexp, parts)
+        logits = functools.reduce(torch.logaddexp, parts)
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs)
         hidden = (torch.cat(states, -1),) if states else None
         done = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=hidden)
@@ -232,6 +293,8 @@ class MembersForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is not None and name in cache.of:
             given["past_key_values"] = cache.of[name]
         options = {"use_cache": cache is not None, "output_hidden_states": with_states, "return_dict": True}
+        for matrix in self.adapted:
+            matrix.member = name
         output = self.decoders[decoder](**given, **options)
         if cache is not None:
             cache.of[name] = output.past_key_values

@@ -5,6 +5,7 @@ as a decoder too, so that adapters may stand on adapters.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -228,8 +229,8 @@ def cost_rows(model: PreTrainedModel, length: int) -> dict[str, Cost]:
     """The costs of embedding, layers, their gates, what else there is, and head, at sequences of `length`; or of each
     decoder whose members are active."""
     if isinstance(model, MembersForCausalLM):
-        names = dict.fromkeys(model.members[name]["decoder"] for name in model.active)
-        return {name: sum(cost_rows(model.decoders[name], length).values(), Cost()) for name in names}
+        runs = Counter(model.members[name]["decoder"] for name in model.active)
+        return {name: _member_cost(model.decoders[name], length, count) for name, count in runs.items()}
     parts, config = find_parts(model), model.config.get_text_config()
     used = getattr(config, "num_experts_per_tok", None)
     counts = (getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
@@ -250,6 +251,14 @@ def cost_rows(model: PreTrainedModel, length: int) -> dict[str, Cost]:
     if tied := sum(p.numel() for p in head & set(parts.embedding.parameters())):
         rows["head"].flops_per_token += 2 * tied  # it is counted once, and still multiplied
     return {name: cost for name, cost in rows.items() if cost != Cost()}
+
+
+def _member_cost(decoder: Any, length: int, runs: int) -> Cost:
+    """What a decoder costs that is run for so many members; each runs its own adapters alone."""
+    cost = sum(cost_rows(decoder, length).values(), Cost())
+    adapters = sum(2 * parameter.numel() for name, parameter in decoder.named_parameters() if ".adapters." in name)
+    cost.flops_per_token = runs * (cost.flops_per_token - adapters) + adapters
+    return cost
 
 
 def attention_heads(config: Any) -> int:
@@ -313,6 +322,8 @@ def decoder_notes(opened: OpenedDecoder) -> list[str]:
         return [*notes, f"The base is {opened.base.address}.", *decoder_notes(opened.base)]
     if opened.kind == MEMBERS:
         kinds = {name: own["model_type"] for name, own in opened.config.decoders.items()}
-        each = ", ".join(f"{one['name']} ({kinds[one['decoder']]})" for one in opened.config.members)
+        each = ", ".join(
+            f"{one['name']} ({kinds[one['decoder']]}{', LoRA' * ('lora' in one)})" for one in opened.config.members
+        )
         return [f"Its members, whose probabilities are averaged: {each}."]
     return [f"This is a decoder of transformers ('{opened.config.model_type}'), used as it is."]

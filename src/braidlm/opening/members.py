@@ -46,19 +46,28 @@ def of_decoders(config: MembersConfig, decoders: Mapping[str, PreTrainedModel]) 
         model = MembersForCausalLM(config)
     for name, decoder in decoders.items():
         model.decoders[name] = decoder
+    model.add_adapters()
     model.generation_config = GenerationConfig(**{key: getattr(config, key) for key in IDS})
     return model.eval()
 
 
 def without_members(model: MembersForCausalLM, left: Container[str]) -> PreTrainedModel:
-    """The model of these members alone, as if the others had never been there; of one member, its own decoder."""
+    """The model of these members alone, as if the others had never been there; of a whole decoder, that decoder."""
     config = model.config
     members = [member for member in config.members if member["name"] in left]
     used = {member["decoder"]: model.decoders[member["decoder"]] for member in members}
-    if len(members) == 1:
+    for matrix in model.adapted:
+        for name in matrix.adapters.keys() - {member["name"] for member in members}:
+            del matrix.adapters[name]
+    with_adapters = any(member.get("lora") for member in members)
+    if len(members) == 1 and not with_adapters:
         (decoder,) = used.values()
         decoder.generation_config = model.generation_config
         return decoder  # type: ignore[return-value]
+    if not with_adapters:  # the base is a member as any other
+        called = {member["decoder"]: member["name"] for member in members}
+        members = [member | {"decoder": member["name"]} for member in members]
+        used = {called[name]: decoder for name, decoder in used.items()}
     ids = {key: getattr(config, key) for key in IDS}
     less = members_config({n: one.config for n, one in used.items()}, members, config.judged, config.window, **ids)
     return of_decoders(less, used)  # type: ignore[arg-type]

@@ -17,9 +17,10 @@ from braidlm.core.files import atomic_folder
 from braidlm.core.models.logits import PROBE, UNCHANGED, check_promise
 from braidlm.core.reading import given_path
 from braidlm.edits.account import SOURCE
+from braidlm.edits.composing.adapters import fill_adapters, members_of
 from braidlm.edits.composing.path_models import after_averaging, averages, check_tokenizers, posterior_shares
 from braidlm.model.config.registry import Choice
-from braidlm.model.members import MembersConfig, MembersForCausalLM
+from braidlm.model.members import BASE, MembersConfig, MembersForCausalLM
 from braidlm.model.paths.switches import use_paths
 from braidlm.opening.braid import BRAID, FROM_THE_SOURCE
 from braidlm.opening.decoder import OpenedDecoder
@@ -49,9 +50,13 @@ def compose_decoders(
     # The sum of a rounded matrix and its adapters would be rounded again.
     exact = len(types) > 1 or any(part.has_lora for one in models.values() for part in one.parts)
     dtype = torch.float32 if exact else next(iter(types))
-    members = [{"name": name, "decoder": name, "share": shares[name]} for name in models]
+    parts = members_of(models)
+    members = [{"name": name, "share": shares[name], **part} for name, part in parts.items()]
     window = getattr(join.options, "window", None)
-    configs = {name: one.config for name, one in models.items()}
+    # Of adapters that share their base, that.
+    kept = {name: one.parts[-1] if "lora" in parts[name] else one for name, one in models.items()}
+    whole = {str(parts[name]["decoder"]): one for name, one in kept.items()}
+    configs = {name: one.config for name, one in whole.items()}
     first = next(iter(models.values())).tokenizer
     roles = {f"{role}_token_id": getattr(first, f"{role}_id") for role in ("eos", "bos", "pad")}
     config = members_config(configs, members, join.kind == "posterior", window, **roles)
@@ -60,18 +65,24 @@ def compose_decoders(
     how = "averaged by the shares that are given" if join.kind == "mixture" else averages[join.kind].how
     notes = [f"the models stay as they are, and the probabilities that they give are {how}"]
     notes += [
-        f"'{name}': its LoRA adapters are merged into its matrices" for name, one in models.items() if one.has_lora
+        f"'{name}': its LoRA adapters are merged into its matrices"
+        for name, one in models.items()
+        if one.has_lora and "lora" not in parts[name]
     ]
+    if BASE in whole:
+        sharing = ", ".join(name for name, part in parts.items() if part["decoder"] == BASE)
+        notes.append(f"{sharing} share the weights of one base, {whole[BASE].title}")
     notes.append(f"weights are written as {str(dtype).removeprefix('torch.')}")
     title = f"Compose {' + '.join(models)} as members of one model, join {join.kind}"
     console.say_plan([title, *lines, *(f"  note: {note}" for note in notes)], [], dry_run)
     if dry_run:
         return None
     assert out is not None
-    decoders = {name: one.load(dtype=dtype) for name, one in models.items()}
-    ids = _probe(decoders, config.max_position_embeddings)
-    expected = _averaged(decoders, shares, config, ids)
-    model = of_decoders(config, decoders)
+    rows, context = min(one.vocab_size for one in whole.values()), config.max_position_embeddings
+    ids = _probe(rows, context)
+    expected = _averaged(models, dtype, shares, config, ids, rows)
+    model = of_decoders(config, {name: one.load(dtype=dtype) for name, one in whole.items()})
+    fill_adapters(model, models)
     lineage = record | {"sources": [{"name": name, **_known(one)} for name, one in models.items()]}
     what = "average of the models'" + (", weighed by the text so far," if config.judged else "")
     promise = f"the probabilities should be the {what} to {UNCHANGED:g}, and one differs by"
@@ -119,25 +130,26 @@ def _shares(names: Sequence[str], join: Choice) -> dict[str, float]:
 
 @torch.no_grad()
 def _averaged(
-    decoders: Mapping[str, PreTrainedModel], shares: Mapping[str, float], config: MembersConfig, ids: Tensor
+    models: Mapping[str, OpenedDecoder],
+    dtype: torch.dtype,
+    shares: Mapping[str, float],
+    config: MembersConfig,
+    ids: Tensor,
+    rows: int,
 ) -> Tensor:
-    """The average of the log-probabilities of decoders run apart, by hand."""
-    each = torch.stack([one(ids).logits.float().log_softmax(-1)[..., : _rows(decoders)] for one in decoders.values()])
-    weights = torch.tensor([shares[name] for name in decoders]).log()[:, None, None]
+    """The average of the log-probabilities of models run apart, by hand; one of them is in memory at a time."""
+    logits = [one.load(dtype=dtype)(ids).logits for one in models.values()]
+    each = torch.stack([one.float().log_softmax(-1)[..., :rows] for one in logits])
+    weights = torch.tensor([shares[name] for name in models]).log()[:, None, None]
     if config.judged:
         weights = weights + posterior_shares(each, ids, config.window)
     return (each + weights.log_softmax(0)[..., None]).logsumexp(0)
 
 
-def _rows(decoders: Mapping[str, Any]) -> int:
-    """How many tokens all decoders know."""
-    return min(one.config.get_text_config().vocab_size for one in decoders.values())
-
-
-def _probe(decoders: Mapping[str, Any], context: int | None) -> Tensor:
-    """Random token ids at which probabilities are compared."""
+def _probe(rows: int, context: int | None) -> Tensor:
+    """Random ids of tokens that all members know, at which probabilities are compared."""
     time = min(PROBE[1], context or PROBE[1])
-    return torch.randint(_rows(decoders), (PROBE[0], time), generator=torch.Generator().manual_seed(0))
+    return torch.randint(rows, (PROBE[0], time), generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
@@ -181,9 +193,9 @@ def withdraw_members(
     dtype = getattr(source.config, "dtype", None) or torch.float32
     model: MembersForCausalLM = source.load(dtype=dtype)
     use_paths(model, left)
-    decoders = dict(model.decoders.items())
-    ids = _probe(decoders, model.config.max_position_embeddings)
-    expected = model(ids).logits.log_softmax(-1).detach()[..., : _rows(decoders)]
+    rows = min(one.config.get_text_config().vocab_size for one in model.decoders.values())  # type: ignore[operator, union-attr]
+    ids = _probe(rows, model.config.max_position_embeddings)
+    expected = model(ids).logits.log_softmax(-1).detach()[..., :rows]
     lineage = record | {"sources": [{"name": SOURCE, **_known(source)}]}
     promise = "the others should be averaged as if these had been switched off, and a log-probability differs by"
     return _write(without_members(model, left), out, lineage, source, dtype, ids, expected, promise)
