@@ -47,7 +47,7 @@ with contextlib.suppress(ImportError):  # a GPU machine may have no hypothesis; 
     from hypothesis import settings
 
     # Examples take milliseconds, but a busy machine may pause in the middle of one.
-    settings.register_profile("braid", deadline=None)
+    settings.register_profile("braid", deadline=None, max_examples=50)
     settings.load_profile("braid")
 
 

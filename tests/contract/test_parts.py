@@ -247,11 +247,10 @@ def test_every_kind_of_part_is_tested_here() -> None:
     assert set(OPTIONS) <= named, "OPTIONS names a part that is not registered"
 
 
-@pytest.mark.parametrize("pieces", [[1, 3, 1, 4], [6, 1, 1, 1]], ids=str)
-def test_a_cache_gives_the_full_forward(pristine: BraidForCausalLM, pieces: list[int]) -> None:
+def test_a_cache_gives_the_full_forward(pristine: BraidForCausalLM) -> None:
     ids = random_ids(3, 9)
     cache, got = DynamicCache(), []
-    for piece in ids.split(pieces, dim=1):
+    for piece in ids.split([1, 3, 1, 4], dim=1):
         with torch.no_grad():
             got.append(pristine(piece, past_key_values=cache, use_cache=True).logits)
     close(torch.cat(got, dim=1), logits(pristine, ids))

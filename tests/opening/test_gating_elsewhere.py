@@ -1,19 +1,21 @@
 """Gated decoders whose weights are elsewhere: offloaded by accelerate, or divided by FSDP among processes."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
 
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.opening.gated_folders import register_gated, write_decoder
-from braidlm.opening.gating import attach, detach, gates_of
+from braidlm.opening.gating import attach, detach, find_parts, gates_of
+from braidlm.training.step.parallel import Rank
 from tests.opening.random_decoders import open_gates, tiny_decoder, token_ids
+from tests.training.step.processes import launch
 
 ENDS = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
 ON_DISK = {**ENDS, **{f"model.layers.{index}": "disk" if index in (1, 2) else "cpu" for index in range(4)}}
@@ -45,19 +47,7 @@ def test_gates_work_with_a_device_map(device_map: Any, tmp_path: Path) -> None:
     assert torch.equal(base(ids).logits, plain)
 
 
-FSDP = """
-import os, sys
-import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.device_mesh import init_device_mesh
-from tests.opening.random_decoders import tiny_decoder, token_ids
-from braidlm.opening.gating import attach, gates_of
-from braidlm.opening.gating import find_parts
-from braidlm.model.config.strict import decode
-from braidlm.model.gates import GatesConfig
-
-def step(model):
+def stepped(model: Any) -> Any:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
     for seed in range(2):
         ids = token_ids(2, 8, seed)
@@ -66,37 +56,29 @@ def step(model):
         optimizer.zero_grad()
     return model
 
-other = os.fork()  # two processes with the imports of one
-rank = 0 if other else 1
-dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{sys.argv[1]}")
-for kind in ("matrix", "vector", "scalar"):
-    models = []
-    for divided in (False, True):
-        model = tiny_decoder("llama").train()
-        model.requires_grad_(False)
-        attach(model, decode(GatesConfig, {"kind": kind}))
-        if divided:
-            mesh = init_device_mesh("cpu", (2,))
-            for layer in find_parts(model).layers:
-                fully_shard(layer, mesh=mesh)
-            fully_shard(model, mesh=mesh)
-        models.append(step(model))
-    alone, shared = (gates_of(model) for model in models)
-    for number, gate in alone.items():
-        for name, parameter in gate.named_parameters():
-            whole = shared[number].get_parameter(name).full_tensor()
-            assert parameter.abs().max() > 0
-            torch.testing.assert_close(whole, parameter, rtol=0, atol=1e-6)
-    dist.barrier()
-dist.destroy_process_group()
-if other:
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
-"""
+
+def learn_alone_and_divided(_: Rank) -> None:
+    """In each process: one model whole, and one whose layers are divided among the processes."""
+    for kind in ("matrix", "vector", "scalar"):
+        models = []
+        for divided in (False, True):
+            model = tiny_decoder("llama").train()
+            model.requires_grad_(False)
+            attach(model, decode(GatesConfig, {"kind": kind}))
+            if divided:
+                mesh = init_device_mesh("cpu", (2,))
+                for layer in find_parts(model).layers:
+                    fully_shard(layer, mesh=mesh)
+                fully_shard(model, mesh=mesh)
+            models.append(stepped(model))
+        alone, shared = (gates_of(model) for model in models)
+        for number, gate in alone.items():
+            for name, parameter in gate.named_parameters():
+                whole = shared[number].get_parameter(name).full_tensor()  # type: ignore[operator]
+                assert parameter.abs().max() > 0
+                torch.testing.assert_close(whole, parameter, rtol=0, atol=1e-6)
 
 
-def test_gates_are_divided_and_trained_by_fsdp(tmp_path: Path) -> None:
+def test_gates_are_divided_and_trained_by_fsdp() -> None:
     """Two processes with the same texts learn what one process learns."""
-    script = f"import os, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{FSDP}"
-    command = [sys.executable, "-c", script, tmp_path / "meeting"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch(2, learn_alone_and_divided)

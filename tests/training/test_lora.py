@@ -56,6 +56,7 @@ def bases(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 def lora_recipe(data: Path, out: Path, base: Path | None, rank: int = 2, **changes: Any) -> dict[str, Any]:
     """Adapters on a model that was trained before."""
+    changes = {"checkpoints": {"every": "12 steps"}, **changes}
     recipe = tiny_recipe({"stories": data}, out, start_from=base and str(base), **changes)
     del recipe["model"]
     recipe["training"]["lora"] = {"rank": rank, **recipe["training"].get("lora", {})}
@@ -202,7 +203,7 @@ def test_a_finished_run_goes_on(stories: Path, bases: dict[str, Path], tmp_path:
 
 
 def test_a_damaged_adapter_is_not_used(stories: Path, bases: dict[str, Path], tmp_path: Path) -> None:
-    recipe = lora_recipe(stories, tmp_path / "run", bases["plain"])
+    recipe = lora_recipe(stories, tmp_path / "run", bases["plain"], checkpoints={"every": "4 steps"})
     run = train(recipe)
     expected = weight_bytes(run.model)
     (run.model / "adapter" / "adapter_model.safetensors").write_bytes(b"damaged")

@@ -207,7 +207,7 @@ drawings = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(drawings)
 def test_what_is_encoded_decodes_to_the_same(drawing: Drawing) -> None:
     plain = encode(drawing)

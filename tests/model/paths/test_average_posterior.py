@@ -1,5 +1,6 @@
 """The head whose shares follow Bayes' rule: against a reference, in every kind of pass, and what it promises."""
 
+import functools
 import math
 from typing import Any
 
@@ -38,6 +39,9 @@ def posterior_model(window: int | None = None, **changes: Any) -> BraidForCausal
     return tiny_model(torch.float64, **architecture, **changes).eval()
 
 
+unchanged_model = functools.cache(posterior_model)
+
+
 def of_each_path(model: BraidForCausalLM, ids: Tensor) -> Tensor:
     """[path, batch, time, vocabulary]: what each path says by itself."""
     alone = []
@@ -59,7 +63,7 @@ def close(own: Tensor, other: Tensor) -> None:
 @settings(max_examples=25, deadline=None)
 @given(time=st.integers(1, 12), window=st.one_of(st.none(), st.integers(2, 6)), seed=st.integers(0, 99))
 def test_shares_follow_the_text(time: int, window: int | None, seed: int) -> None:
-    model, ids = posterior_model(window), random_ids(2, time, seed=seed)
+    model, ids = unchanged_model(window), random_ids(2, time, seed=seed)
     with torch.no_grad():
         close(model(ids).logits, reference(of_each_path(model, ids), ids, window))
 
@@ -78,7 +82,7 @@ def test_gradients_are_those_of_the_reference() -> None:
 @given(seed=st.integers(0, 999), time=st.integers(2, 20))
 def test_a_text_costs_at_most_the_choice_of_a_path_more_than_with_the_best(seed: int, time: int) -> None:
     """Bayes' promise for every text: no path is better by more than the logarithm of their number."""
-    model, ids = posterior_model(), random_ids(1, time, seed=seed)
+    model, ids = unchanged_model(), random_ids(1, time, seed=seed)
     with torch.no_grad():
         every = torch.cat([of_each_path(model, ids), model(ids).logits[None]]).log_softmax(-1)
     costs = -every[:, :, :-1].gather(-1, ids[None, :, 1:, None].expand(len(every), -1, -1, 1)).sum((1, 2, 3))

@@ -113,7 +113,7 @@ def test_an_error_says_which_routers_it_comes_from() -> None:
 
 @pytest.mark.slow
 def test_compiling_changes_nothing() -> None:
-    stacked, plain = both_forms({"layers": 2, **experts(3, shared=4)}, 2)
+    stacked, plain = both_forms(experts(3, shared=4), 2)
     stage, hidden = stacked.model.stages[0], torch.randn(2, 6, 16, dtype=torch.float64)
     compiled = torch.compile(stage, fullgraph=True, dynamic=False, backend="aot_eager")
     span = stacked.model.span(hidden)

@@ -132,14 +132,13 @@ def test_activation_checkpointing_changes_nothing(join: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("join", [JOINS[0], JOINS[3]], ids=label)
-def test_compiling_changes_nothing(join: dict[str, Any]) -> None:
+def test_compiling_changes_nothing() -> None:
     """Sparse dispatch reads counts on the host, which breaks the graph; the numbers are the same."""
-    models = by_all_methods(join, layers=1)
+    models = by_all_methods(JOINS[3], layers=1)
     expected = outcome(models["dense"])
     torch.compiler.reset()
     for layer in models["sparse"].model.stages[0].layers:
-        layer.compile(dynamic=False, backend="aot_eager")
+        layer.compile(dynamic=False, backend="eager")
     assert_all_close(outcome(models["sparse"]), expected)
 
 

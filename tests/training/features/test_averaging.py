@@ -186,25 +186,32 @@ def test_before_the_window_opens_weights_are_the_trainings_own(
     assert "averaged" not in records(folder, "validation")[0]
 
 
-@pytest.mark.parametrize("stop", [3, 9], ids=["before the window", "inside of it"])
-@pytest.mark.parametrize("spec", KINDS.values(), ids=KINDS)
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(
-    spec: dict[str, Any], stop: int, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def recipe(folder: str) -> dict[str, Any]:
-        training = {"average": spec, "optimizer": {"kind": "muon"}}
-        return tiny_recipe({"stories": stories}, tmp_path / folder, training=training)
+def muon_recipe(stories: Path, folder: Path, kind: str) -> dict[str, Any]:
+    training = {"average": KINDS[kind], "optimizer": {"kind": "muon"}}
+    return tiny_recipe({"stories": stories}, folder, training=training)
 
-    whole = train(recipe("whole")).folder
-    stopped_after(stop, monkeypatch, recipe("again"))
-    folder = train(recipe("again")).folder
+
+@pytest.fixture(scope="module", params=KINDS)
+def whole(request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The kind of an average, and a run with it that was never stopped."""
+    return request.param, train(muon_recipe(stories, tmp_path_factory.mktemp("whole") / "run", request.param)).folder
+
+
+@pytest.mark.parametrize("stop", [3, 9], ids=["before the window", "inside of it"])
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    whole: tuple[str, Path], stop: int, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, whole_run = whole
+    again = muon_recipe(stories, tmp_path / "again", kind)
+    stopped_after(stop, monkeypatch, again)
+    folder = train(again).folder
     for name in ("step-000004", "step-000008", "step-000012"):
-        assert weight_bytes(folder / "checkpoints" / name) == weight_bytes(whole / "checkpoints" / name)
-    assert records(folder, "train") == records(whole, "train")
-    assert records(folder, "validation") == records(whole, "validation")
+        assert weight_bytes(folder / "checkpoints" / name) == weight_bytes(whole_run / "checkpoints" / name)
+    assert records(folder, "train") == records(whole_run, "train")
+    assert records(folder, "validation") == records(whole_run, "validation")
     for file in ("average.safetensors", "optimizer.safetensors"):
         state = f"states/step-000012/{file}"
-        assert (folder / state).read_bytes() == (whole / state).read_bytes()
+        assert (folder / state).read_bytes() == (whole_run / state).read_bytes()
 
 
 def test_averaged_adapters_go_on_exactly(

@@ -82,6 +82,17 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_found(damage: str, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    harm, file, problem = DAMAGES[damage]
+    harm(copy / file)
+    assert Checkpoints(copy, HERE, 3).newest_good() == "step-000008"
+    assert f"warning: checkpoint step-000012 cannot be used ({problem}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["no model folder", "no optimizer", "a truncated position", "a position that was saved at no time", "no manifest"],
+)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     damage: str, copy: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +138,7 @@ def test_a_damaged_state_does_not_push_out_a_good_one(stories: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     ("keep", "models"),
-    [(None, [2, 4, 6, 8, 9]), (4, [4, 6, 8, 9]), (3, [6, 8, 9]), (2, [8, 9]), (1, [8, 9])],
+    [(None, [2, 4, 6, 8, 9]), (3, [6, 8, 9]), (1, [8, 9])],
 )
 def test_only_the_newest_are_kept(keep: int | None, models: list[int], stories: Path, tmp_path: Path) -> None:
     changes = {"every": "2 steps", "keep": keep}

@@ -119,11 +119,19 @@ def test_nothing_in_a_hostile_state_runs(kind: str, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.fixture(scope="module")
+def of_today(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of an earlier version after it has gone on."""
+    folder = tmp_path_factory.mktemp("today") / "run"
+    train(opened("one-process", folder))
+    return folder
+
+
 @pytest.mark.parametrize("name", ["optimizer.safetensors", "random-0.safetensors"])
 @pytest.mark.parametrize("how", ["a pickle", "other tensors"])
-def test_a_changed_state_of_today_is_refused(name: str, how: str, tmp_path: Path) -> None:
-    recipe = opened("one-process", tmp_path / "run")
-    train(recipe)
+def test_a_changed_state_of_today_is_refused(name: str, how: str, of_today: Path, tmp_path: Path) -> None:
+    shutil.copytree(of_today, tmp_path / "run")
+    recipe = yaml.safe_load((of_today / "recipe.yaml").read_text()) | {"out": str(tmp_path / "run")}
     state = tmp_path / "run" / "states" / "step-000008"
     assert sorted(read_json(state / "manifest.json")["files"]) == [
         "optimizer.safetensors",
