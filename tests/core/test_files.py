@@ -22,8 +22,9 @@ from braidlm.core.files import (
     write_bytes,
     write_json,
     write_text,
+    write_yaml,
 )
-from braidlm.core.reading import read_json
+from braidlm.core.reading import read_json, read_yaml
 
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
@@ -332,3 +333,10 @@ def test_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_sha256(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize("text", ["a red ball", "größer", "\U0001f98a", "\ud800", "true", "a: b\n- c"])
+def test_yaml_is_read_back_the_same(text: str, tmp_path: Path) -> None:
+    data = {"z": [text, 1e-5, None], "a": {text: True}}
+    write_yaml(tmp_path / "a.yaml", data)
+    assert list(read_yaml(tmp_path / "a.yaml").items()) == list(data.items()), "in its order"

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from braidlm.cli.main import main
 from braidlm.kernels.lowerings import lowering
 from braidlm.model.config.registry import PARTS, import_files
+from braidlm.training import train as training
+from braidlm.training.recipe import LoadedRecipe
 from tests.docs.marked_blocks import Block, marked_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +37,24 @@ def _own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         sys.modules.pop(file.stem, None)
 
 
-@pytest.mark.usefixtures("_own_parts")
+@pytest.fixture
+def _little_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's trainings last a few steps: they read little text, score little and write short samples."""
+    train = training._train
+
+    def train_on_little(loaded: LoadedRecipe, *others: Any) -> training.Run:
+        recipe = loaded.recipe
+        recipe.validation.tokens = min(recipe.validation.tokens or 500, 500)
+        if recipe.samples.prompts:
+            recipe.samples.tokens = 4
+        for one in recipe.data.sets.values():
+            one.documents = one.documents and min(one.documents, 300)
+        return train(loaded, *others)
+
+    monkeypatch.setattr(training, "_train", train_on_little)
+
+
+@pytest.mark.usefixtures("_own_parts", "_little_text")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -77,8 +97,9 @@ def run_shell(block: Block, where: str) -> None:
 
 
 ALL_LINES = """
-import shlex, subprocess, sys
+import os, shlex, subprocess, sys
 from braidlm.cli.main import main
+os.cpu_count = lambda: 1  # as in this process: others to pack little text would each import torch
 for line in sys.argv[1:]:
     verb, *words = shlex.split(line, comments=True)
     code = main(words) if verb == "braid" else subprocess.call(["bash", "-euo", "pipefail", "-c", line])

@@ -54,7 +54,7 @@ def test_it_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFac
     """For two steps, on a part of its data."""
     changes = {"out": tmp_path / "run", "data.cache": tmp_path_factory.getbasetemp() / "tiny-recipes"}
     changes |= {f"data.sets.{each}.documents": DOCUMENTS for each in COMPOSED[name]["data"]["sets"]}
-    changes |= {"training.budget": "2 steps", "validation.tokens": 500}
+    changes |= {"training.budget": "2 steps", "validation.tokens": 500, "samples.tokens": 4}
     run = train(name, [f"{key}={value}" for key, value in changes.items()], device="cpu")
     assert run.finished
     assert run.progress.steps == 2

@@ -101,7 +101,7 @@ def folder(sets: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Pa
     return home
 
 
-@seeded(60)
+@seeded(40)
 @given(CASES)
 def test_any_command_line(folder: Path, rng: Random) -> None:
     with pytest.MonkeyPatch.context() as patch:

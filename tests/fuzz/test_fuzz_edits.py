@@ -52,7 +52,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@seeded(24)
+@seeded(16)
 @given(CASES)
 def test_edits_of_edits(tmp_path_factory: pytest.TempPathFactory, text: Path, rng: Random) -> None:
     """Whatever an edit writes opens, computes numbers, and can be shown; the next edit begins there."""

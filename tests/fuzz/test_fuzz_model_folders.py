@@ -62,7 +62,7 @@ def used(folder: Path, verb: str) -> None:
     shutil.rmtree(folder)
 
 
-@seeded(300)
+@seeded(150)
 @given(st.data())
 def test_json_that_was_changed(good: Path, with_file: Callable[[str, bytes], Path], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from((*MODEL_FILES, "config.json")))
@@ -70,20 +70,20 @@ def test_json_that_was_changed(good: Path, with_file: Callable[[str, bytes], Pat
     used(with_file(name, as_json(value)), data.draw(USES))
 
 
-@seeded(100)
+@seeded(60)
 @given(st.sampled_from(MODEL_FILES), st.sampled_from(HOSTILE), USES)
 def test_json_that_is_something_else(with_file: Callable[[str, bytes], Path], name: str, value: Any, verb: str) -> None:
     used(with_file(name, as_json(value)), verb)
 
 
-@seeded(120)
+@seeded(60)
 @given(st.data())
 def test_json_that_was_damaged(good: Path, with_file: Callable[[str, bytes], Path], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(MODEL_FILES))
     used(with_file(name, data.draw(damaged((good / name).read_bytes()))), data.draw(USES))
 
 
-@seeded(150)
+@seeded(80)
 @given(st.data())
 def test_weights_that_were_damaged(good: Path, with_file: Callable[[str, bytes], Path], data: st.DataObject) -> None:
     """Mostly in the header, which says where each tensor is; half of them with a lineage that knows their hash."""

@@ -34,7 +34,7 @@ def planned(data: dict[str, Any]) -> None:
         recipe_facts("mine", data)
 
 
-@seeded(800)
+@seeded(400)
 @given(st.sampled_from(NAMES).flatmap(lambda name: changed(composed(name))))
 def test_values_that_do_not_belong(data: Any) -> None:
     with honest():
@@ -42,7 +42,7 @@ def test_values_that_do_not_belong(data: Any) -> None:
             planned(data)
 
 
-@seeded(150)
+@seeded(80)
 @given(st.sampled_from(NAMES).flatmap(lambda name: rewritten(text_of(name))))
 def test_text_that_was_changed(text: bytes) -> None:
     path = Path("mine.yaml")

@@ -85,7 +85,7 @@ def spoilable(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in kinds)
 
 
-@seeded(80)
+@seeded(32)
 @given(st.data())
 def test_a_run_folder_that_was_changed(packed: Path, run: Path, run_copy: Copies, data: st.DataObject) -> None:
     folder = run_copy()
@@ -103,7 +103,7 @@ def test_a_run_folder_that_was_changed(packed: Path, run: Path, run_copy: Copies
     shutil.rmtree(folder)
 
 
-@seeded(300)
+@seeded(150)
 @given(st.data())
 def test_packed_data_that_was_changed(packed: Path, packed_copy: Copies, data: st.DataObject) -> None:
     folder = packed_copy()

@@ -45,7 +45,7 @@ OF_STUDIES: dict[str, list[Any]] = {
 TOP = ("epochs", "kept", "seeds", "licence", "checkpoints", "validation", "samples", "log")
 
 
-@seeded(60)
+@seeded(40)
 @given(CASES)
 def test_planned(sets: dict[str, str], tmp_path_factory: pytest.TempPathFactory, rng: Random) -> None:
     data = study_of(rng, sets, tmp_path_factory.mktemp("studies") / "study")
@@ -54,7 +54,7 @@ def test_planned(sets: dict[str, str], tmp_path_factory: pytest.TempPathFactory,
         study_facts("mine", data)
 
 
-@seeded(3)
+@seeded(2)
 @given(CASES)
 def test_run(sets: dict[str, str], tmp_path_factory: pytest.TempPathFactory, rng: Random) -> None:
     """All its models are made and measured; and the same call again finds them."""

@@ -170,11 +170,9 @@ def _times(models: list[Any]) -> dict[Path, int]:
     return {m.folder: (m.folder / "model.safetensors").stat().st_mtime_ns for m in models}
 
 
-@pytest.fixture
-def small(made: StudyResults, tmp_path: Path) -> dict[str, Any]:
-    """One variant that is trained, one that is not; with the tokenizer and the packed text of the study above."""
-    chosen = {name: VARIANTS[name] for name in ("pruned_tuned", "tuned", "tuned_pruned")}
-    data = variants_study(tmp_path, variants=chosen)
+def some(made: StudyResults, tmp_path: Path, *variants: str) -> dict[str, Any]:
+    """The base and some of the variants; with the tokenizer and the packed text of the study above."""
+    data = variants_study(tmp_path, variants={name: VARIANTS[name] for name in variants})
     return data | {"data": data["data"] | {"cache": str(made.study.data.cache)}}
 
 
@@ -183,7 +181,7 @@ def _run(data: dict[str, Any], **options: Any) -> dict[str, TrainedModel]:
 
 
 def test_stopped_anywhere_it_goes_on_as_if_never_stopped(
-    made: StudyResults, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    made: StudyResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped once before and once after each edit and the first checkpoint of each training."""
     stops: list[str] = []
@@ -204,42 +202,41 @@ def test_stopped_anywhere_it_goes_on_as_if_never_stopped(
 
     monkeypatch.setattr(running, "edit", stopping(running.edit, lambda kind, start, out: out.name))
     monkeypatch.setattr(Checkpoints, "save", stopping(Checkpoints.save, lambda self, *_: self.models.parent.name))
+    data = some(made, tmp_path, "pruned_tuned")
     models: dict[str, TrainedModel] = {}
     while not models:
         with contextlib.suppress(KeyboardInterrupt):
-            models = _run(small | {"checkpoints": {"every": "4 steps"}})
-    names = ["base", "pruned_tuned-1-prune", "pruned_tuned", "tuned", "tuned_pruned"]
+            models = _run(data | {"checkpoints": {"every": "4 steps"}})
+    names = ["base", "pruned_tuned-1-prune", "pruned_tuned"]
     assert stops == [f"{when} {name}" for name in names for when in ("before", "after")]
     for name, model in models.items():
         undisturbed = made.of(name)[0].folder / "model.safetensors"
         assert (model.model / "model.safetensors").read_bytes() == undisturbed.read_bytes(), name
 
 
-def test_a_base_that_was_trained_on_makes_its_variants_anew(small: dict[str, Any]) -> None:
-    before = {name: (model.model / "model.safetensors").read_bytes() for name, model in _run(small).items()}
-    small["steps"]["base"]["train"]["budget"] = "12 steps"
-    after = _run(small)
-    for name in before:
-        assert (after[name].model / "model.safetensors").read_bytes() != before[name], name
-    record = load_lineage(after["tuned"].model)
-    base = load_lineage(after["base"].model)
-    assert record is not None
-    assert base is not None
-    assert record["sources"][-1]["sha256"] == base["weights"]["sha256"]
-
-
-def test_other_options_of_an_edit_and_a_fresh_start(small: dict[str, Any]) -> None:
-    first = _run(small)
-    small["steps"]["tuned_pruned"]["edit"] = [{"prune": {"text": "maths", "keep": 0.8, "tokens": 400}}]
-    second = _run(small)
+def test_what_changed_is_made_anew(made: StudyResults, tmp_path: Path) -> None:
+    """Other options of an edit, a base that was trained on, and a fresh start."""
+    data = some(made, tmp_path, "tuned", "tuned_pruned")
+    first = _run(data)
+    data["steps"]["tuned_pruned"]["edit"] = [{"prune": {"text": "maths", "keep": 0.8, "tokens": 400}}]
+    second = _run(data)
     lineage = load_lineage(second["tuned_pruned"].model)
     assert lineage is not None
     assert lineage["options"]["keep"] == 0.8
     assert first["tuned"].model == second["tuned"].model
-    weights = second["tuned_pruned"].model / "model.safetensors"
-    before = weights.stat().st_mtime_ns
-    _run(small, fresh=True)
-    assert weights.stat().st_mtime_ns != before
+    before = {name: (model.model / "model.safetensors").read_bytes() for name, model in second.items()}
+    data["steps"]["base"]["train"]["budget"] = "12 steps"
+    third = _run(data)
+    for name in before:
+        assert (third[name].model / "model.safetensors").read_bytes() != before[name], name
+    record, base = load_lineage(third["tuned"].model), load_lineage(third["base"].model)
+    assert record is not None
+    assert base is not None
+    assert record["sources"][-1]["sha256"] == base["weights"]["sha256"]
+    weights = third["tuned_pruned"].model / "model.safetensors"
+    written = weights.stat().st_mtime_ns
+    _run(data, fresh=True)
+    assert weights.stat().st_mtime_ns != written
 
 
 def test_a_folder_as_the_start(made: StudyResults, tmp_path: Path) -> None:

@@ -158,12 +158,12 @@ def test_a_study_of_another_process_is_let_be(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_model_composed_anew_is_trained_after_a_stop_between_the_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_way_to_compose_is_composed_and_trained_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a stop between the two."""
     steps = PATHS | {"x": composed(start="mean")}
     data = toy_study(tmp_path / "out", tmp_path / "data", steps=steps, epochs=0.05)
-    run_study(decode_study(data), device="cpu")
+    paths = [e.run.model for e in run_study(decode_study(data), device="cpu")][:2]
+    before = {path: (path / "model.safetensors").stat().st_mtime_ns for path in paths}
     data["steps"]["x"]["start"] = "random"
 
     def stopped(recipe: dict[str, Any], **options: Any) -> Any:
@@ -175,25 +175,16 @@ def test_a_model_composed_anew_is_trained_after_a_stop_between_the_two(
         patched.setattr("braidlm.studies.running.train", stopped)
         with pytest.raises(KeyboardInterrupt):
             run_study(decode_study(data), device="cpu")
-    run_study(decode_study(data), device="cpu")
+    entries = run_study(decode_study(data), device="cpu")
     folder = tmp_path / "out" / "seed-1"
     assert is_trained_from(folder / "x", folder / "x-composed")
-
-
-def test_another_way_to_compose_is_composed_and_trained_anew(tmp_path: Path) -> None:
-    steps = PATHS | {"x": composed(start="mean")}
-    data = toy_study(tmp_path / "out", tmp_path / "data", steps=steps, epochs=0.05)
-    paths = [e.run.model for e in run_study(decode_study(data), device="cpu")][:2]
-    changed = {path: (path / "model.safetensors").stat().st_mtime_ns for path in paths}
-    data["steps"]["x"]["start"] = "random"
-    entries = run_study(decode_study(data), device="cpu")
-    lineage = load_lineage(tmp_path / "out" / "seed-1" / "x-composed")
+    lineage = load_lineage(folder / "x-composed")
     assert lineage is not None
     assert lineage["options"]["start"] == "random"
     record = load_lineage(entries[-1].run.model)
     assert record is not None
     assert record["sources"][-1]["sha256"] == lineage["weights"]["sha256"], "trained from the new one"
-    assert {path: (path / "model.safetensors").stat().st_mtime_ns for path in paths} == changed, "the paths stay"
+    assert {path: (path / "model.safetensors").stat().st_mtime_ns for path in paths} == before, "the paths stay"
 
 
 def test_tables(toy_results: StudyResults) -> None:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from braidlm.core import console
 from braidlm.core.devices import check_training_fits
 from braidlm.core.errors import BraidError, collecting
-from braidlm.core.files import locked_folder, write_text
+from braidlm.core.files import locked_folder, write_yaml
 from braidlm.core.jobs import Jobs
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import load_lineage
@@ -228,7 +227,7 @@ def _train_together(recipe: dict[str, Any], processes: int, device: str | None, 
     """Train on several GPUs of this node, in a process for each, as `torchrun` starts them."""
     with tempfile.TemporaryDirectory(prefix="braid-") as scratch:
         path = Path(scratch) / "recipe.yaml"
-        write_text(path, yaml.safe_dump(encode(recipe), sort_keys=False, allow_unicode=True))
+        write_yaml(path, encode(recipe))
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         braid = ["-m", "braidlm", "train", str(path), *(["--fresh"] if fresh else [])]
         braid += [] if device is None else ["--device", device]

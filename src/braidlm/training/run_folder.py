@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from braidlm.core import console
 from braidlm.core.differences import changes, listed, with_changes
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, locked_folder, write_text
+from braidlm.core.files import explained_disk_errors, locked_folder, write_yaml
 from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, PAGE, RECIPE, is_run, training_of
 from braidlm.core.reading import read_yaml
 from braidlm.data.loading.order import FOLDER as ORDER
@@ -130,5 +128,5 @@ def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]
         if before != recipe:  # none, another display, or a larger budget
             if before is not None:
                 _say_what_is_held_out(before, recipe)
-            write_text(folder / RECIPE, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+            write_yaml(folder / RECIPE, recipe)
         yield

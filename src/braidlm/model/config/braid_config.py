@@ -1,5 +1,6 @@
 """An architecture is data: its strict configuration, and the one that transformers saves and loads with it."""
 
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -245,8 +246,10 @@ class BraidConfig(PretrainedConfig):
         self.decoded = read_architecture(value)
 
     def to_dict(self) -> dict[str, Any]:
-        data = super().to_dict()
-        data["architecture"] = encode(data.pop("decoded"))
+        plain = copy(self)
+        del plain.__dict__["decoded"]  # transformers would copy it in full, for `encode` to make plain data of it
+        data = super(BraidConfig, plain).to_dict()
+        data["architecture"] = encode(self.decoded)
         data["num_attention_heads"] = data.pop("_heads")
         data[SERVED] = None if self.served_attention is None else encode(self.served_attention)
         for name in ("without", "num_key_value_heads", "head_dim"):
