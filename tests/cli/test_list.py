@@ -1,6 +1,7 @@
 """`braid list`, and what must not be imported to answer it."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -151,7 +152,11 @@ ABSENT = {
 """Commands that name something that is not there, with what they say."""
 
 
-def test_verbs_look_before_they_import_torch(tmp_path: Path):
+RUNS_MODELS = {"transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy"}
+"""What takes seconds to import, and what only reads and counts has no need of."""
+
+
+def test_verbs_import_what_they_need_when_they_need_it(tmp_path: Path, run_folder: Path):
     code = (
         "import contextlib, io, sys, braidlm.cli.main as command\n"
         f"for line, message in {ABSENT}.items():\n"
@@ -159,8 +164,16 @@ def test_verbs_look_before_they_import_torch(tmp_path: Path):
         "        assert command.main(line.split()) == 2, line\n"
         "    assert message in said.getvalue(), (line, said.getvalue())\n"
         "    assert not {'torch', 'transformers'} & set(sys.modules), f'{line} imports what it does not need'\n"
+        f"for name in ('tiny/llama', {str(run_folder)!r}, {str(run_folder / 'checkpoints/step-9')!r}):\n"
+        "    assert command.main(['show', name]) == 0\n"
+        "    from torch import version\n"
+        f"    heavy = ({RUNS_MODELS} | (set() if version.cuda or version.hip else {{'triton'}})) & set(sys.modules)\n"
+        "    assert not heavy, f'show {name} imports {heavy}'\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 

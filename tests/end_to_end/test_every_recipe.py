@@ -6,10 +6,10 @@ import pytest
 
 from braidlm.core.models.folders import load_model
 from braidlm.core.models.presets import config_from, is_preset
-from braidlm.core.recipes import compose_recipe, list_recipes
+from braidlm.core.recipes import compose_recipe, is_study, list_recipes
 from braidlm.model.config.strict import encode
 from braidlm.studies.compare import check_same_batches
-from braidlm.studies.decoding import decode_study, is_study
+from braidlm.studies.decoding import decode_study
 from braidlm.studies.running import run_study
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.step import compute

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidlm.core.recipes import compose_recipe, find_recipe
-from braidlm.studies.decoding import is_study
-from braidlm.studies.show import recipe_facts, study_facts
+from braidlm.core.recipes import compose_recipe, find_recipe, is_study
+from braidlm.studies.show import recipe_facts
+from braidlm.studies.study_facts import study_facts
 from tests.fuzz.honesty import honest
 from tests.fuzz.mutations import changed, rewritten, seeded
 

@@ -12,9 +12,9 @@ from braidlm.edits.edit import edits, load_edits
 from braidlm.studies.decoding import decode_study
 from braidlm.studies.report import study
 from braidlm.studies.running import run_study
-from braidlm.studies.show import study_facts
 from braidlm.studies.steps import KINDS, StepTraining, TrainStep
 from braidlm.studies.study import Study, StudyTraining
+from braidlm.studies.study_facts import study_facts
 from tests.fuzz.choices import CASES, architecture_of, options_of
 from tests.fuzz.honesty import honest
 from tests.fuzz.mutations import seeded

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.opening.gated_folders import CODE, register_gated, write_decoder
+from braidlm.opening.gated_folders import CODE, register_ours, write_decoder
 from braidlm.opening.gating import attach, gates_of
 from tests.opening.random_decoders import CONFIGS, open_gates, tiny_decoder, token_ids
 from tests.without_braid import run_without_braid
@@ -62,8 +62,8 @@ def test_braid_opens_them_by_its_own_code(name: str, tmp_path: Path) -> None:
     model, ids = gated_decoder(name, "matrix"), token_ids(2, 7)
     write_decoder(model, tmp_path)
     (tmp_path / CODE).unlink()
-    register_gated(tmp_path)
-    register_gated(tmp_path)  # a second time it is known
+    register_ours(tmp_path)
+    register_ours(tmp_path)  # a second time it is known
     opened, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.opening.gated_folders import register_gated, write_decoder
+from braidlm.opening.gated_folders import register_ours, write_decoder
 from braidlm.opening.gating import attach, detach, find_parts, gates_of
 from braidlm.training.step.parallel import Rank
 from tests.opening.random_decoders import open_gates, tiny_decoder, token_ids
@@ -30,7 +30,7 @@ def test_gates_work_with_a_device_map(device_map: Any, tmp_path: Path) -> None:
     attach(model, gates)
     open_gates(gates_of(model))
     write_decoder(model, tmp_path / "whole")
-    register_gated(tmp_path / "whole")
+    register_ours(tmp_path / "whole")
     expected = model(ids).logits
 
     def opened(name: str) -> Any:

@@ -17,7 +17,7 @@ from braidlm.studies.decoding import decode_study, study_models
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
-from braidlm.studies.show import study_facts
+from braidlm.studies.study_facts import study_facts
 from braidlm.studies.tables import cost, quality, tables
 from tests.studies.toy_study import PATH_MODEL, composed, path, toy_study
 

@@ -15,9 +15,10 @@ from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import decode
 from braidlm.training.plan import ModelSize, kept_bytes, model_size, process_memory, step_traffic
 from braidlm.training.recipe import TrainingConfig
+from braidlm.training.step.layout import Layout
 from braidlm.training.step.objective import Objective
 from braidlm.training.step.parallel import Rank
-from braidlm.training.step.sharding import Layout, local
+from braidlm.training.step.spread import local
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainable import TrainableBraid
 from tests.outcome import Outcome

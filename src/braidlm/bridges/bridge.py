@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.differences import bullet_list, compare_shapes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
-from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.accounting import CountedModel, skeleton
 from braidlm.core.models.card import CARD, licence_record, model_card
 from braidlm.core.models.folders import (
     WEIGHTS,
@@ -39,7 +39,9 @@ from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.compression import QuantisedMatrix, QuantisedStack, compressions
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Registry
-from braidlm.model.modeling_braid import BraidForCausalLM
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 bridges = Registry("format")
 
@@ -283,7 +285,7 @@ class Import:
         lineage |= {"ignored": self.checkpoint.ignored} if self.checkpoint.ignored else {}
         save_model(self.model(), out, self.tokenizer, lineage)
 
-    def model(self) -> BraidForCausalLM:
+    def model(self) -> "BraidForCausalLM":
         """The checkpoint as a model in memory, in evaluation mode."""
         tensors = {mapping.braid: self.read(mapping) for mapping in self.mappings}
         return fill(skeleton(self.info.config), tensors)
@@ -299,7 +301,7 @@ class Export:
     def __init__(self, folder: Path, name: str, kind: str, bridge: ExportingBridge, tokenizer: BraidTokenizer | None):
         self.folder, self.name, self.kind, self.tokenizer = folder, name, kind, tokenizer
         config = load_config(folder)
-        check_weights(folder, skeleton(config))
+        check_weights(folder, CountedModel(config))
         # Products with matrices that were quantised are those with other weights, unless inputs are rounded too.
         forms = [form for form in config.decoded.compression if not compressions[form.kind].trainable]
         quantised = [form for form in forms if not getattr(form.options, "dynamic", False)]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint
 from braidlm.bridges.checkpoint import Checkpoint
@@ -25,8 +25,8 @@ from braidlm.model.config.braid_config import BraidConfig
 class HuggingFaceBridge(ExportingBridge):
     """A format whose configuration is converted to ours and back, as its tensors are."""
 
-    config_class: ClassVar[type[PreTrainedConfig]]
-    model_class: ClassVar[type[PreTrainedModel]]
+    model_type: ClassVar[str]
+    """What config.json calls it."""
     body: ClassVar[str]
     """The prefix of every tensor but the head's; a checkpoint saved without the head lacks it."""
     ignorable: ClassVar[dict[str, str]] = {}
@@ -34,6 +34,11 @@ class HuggingFaceBridge(ExportingBridge):
     embedding: ClassVar[str]
     """The tensor that a tied head shares."""
     head: ClassVar[str] = "lm_head.weight"
+
+    @property
+    def config_class(self) -> Any:
+        """Transformers' class of the configuration, imported when a folder of the format is read or written."""
+        return transformers.CONFIG_MAPPING[self.model_type]
 
     @abstractmethod
     def import_problems(self, config: Any) -> list[str]:
@@ -53,7 +58,7 @@ class HuggingFaceBridge(ExportingBridge):
     def target_of(self, config: Any) -> "TransformersTarget":
         """Transformers' own model of a configuration, which shows the tensors that it needs."""
         with torch.device("meta"):
-            model: Any = self.model_class(config)
+            model: Any = transformers.AutoModelForCausalLM.from_config(config)
         return TransformersTarget(model, self.head, self.embedding)
 
     def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
@@ -70,7 +75,7 @@ class HuggingFaceBridge(ExportingBridge):
     def foreign_config(self, folder: Path) -> Any:
         """The configuration of a folder whose weights are plain numbers, in transformers' terms."""
         path = folder / "config.json"
-        data = read_config(folder, self.config_class.model_type)
+        data = read_config(folder, self.model_type)
         if "quantization_config" in data:
             method = (data["quantization_config"] or {}).get("quant_method", "an unknown method")
             what = f"the weights are quantised ({method})"

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.accounting import CountedModel
 from braidlm.model.compression import sizes_of
 from braidlm.model.config.braid_config import Architecture, BraidConfig
 from braidlm.model.config.strict import encode
@@ -26,7 +26,7 @@ class ModelInfo:
 
     @cached_property
     def model(self) -> Any:
-        return skeleton(self.config)
+        return CountedModel(self.config)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 from braidlm.cli.settings import add_cluster
 from braidlm.core import console
 from braidlm.core.errors import BraidError, exit_code
-from braidlm.core.recipes import compose_recipe, find_recipe
+from braidlm.core.recipes import compose_recipe, find_recipe, is_study
 
 HELP = "train a model, or run a whole study, as a recipe says; the same command resumes after a stop"
 EPILOG = """examples:
@@ -39,8 +39,6 @@ def run(args: argparse.Namespace) -> None:
         _sweep(args)
         return
     data = compose_recipe(args.recipe, args.overrides)
-    from braidlm.studies.decoding import is_study
-
     if is_study(data):
         _study(data, args)
     elif args.cluster is not None:

@@ -93,6 +93,11 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
     return {str(key): value for key, value in data.items()}
 
 
+def is_study(data: dict[str, Any]) -> bool:
+    """Whether a composed recipe is a study (`domains`) and not a single run (`data.sets`)."""
+    return "domains" in data
+
+
 def resolved(config: Any) -> Any:
     """What Hydra composed as plain data; `${of_width:1/2}` in a model is half of its width."""
     from omegaconf import OmegaConf

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.modeling_braid import BraidForCausalLM
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 OPERATIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "as it is": lambda parts: parts[0],
@@ -152,12 +154,12 @@ class Account:
         self.left_out |= {part: reason for name in names if (part := Part(SOURCE, name)) not in used}
 
 
-def targets(model: BraidForCausalLM) -> dict[str, Tensor]:
+def targets(model: "BraidForCausalLM") -> dict[str, Tensor]:
     """Every tensor to account for; a tied head is the embedding."""
     return {name: tensor for name, tensor in model.state_dict().items() if name not in model.tied}
 
 
-def parameters(model: BraidForCausalLM) -> int:
+def parameters(model: "BraidForCausalLM") -> int:
     """How many numbers the tensors of a model hold."""
     return sum(tensor.numel() for tensor in targets(model).values())
 
@@ -167,7 +169,7 @@ def staying(before: int, after: int, what: str = "parameters") -> str:
     return f"{after:,} of {before:,} {what} stay ({after / before:.1%})"
 
 
-def planned(config: BraidConfig, addresses: Mapping[str, str] | None = None) -> tuple[BraidForCausalLM, Account]:
+def planned(config: BraidConfig, addresses: Mapping[str, str] | None = None) -> "tuple[BraidForCausalLM, Account]":
     """A new model without memory, and its account in which every tensor is copied, from the place it had."""
     model = skeleton(config)
     return model, moved(targets(model), addresses)

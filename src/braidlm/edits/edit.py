@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,10 +25,12 @@ from braidlm.edits.account import SOURCE, Account, account_summary, account_tabl
 from braidlm.model.config.ranges import Seed
 from braidlm.model.config.registry import Registry, import_files
 from braidlm.model.config.strict import decode
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.open import Backend, open_model
 from braidlm.opening.opened_model import OpenedModel, find_tokenizer
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 edits = Registry("edit")
 
@@ -39,7 +41,7 @@ class EditPlan:
 
     title: str
     """What the edit does to which model, in one sentence."""
-    model: BraidForCausalLM
+    model: "BraidForCausalLM"
     """On the meta device; the plan is carried out by filling it."""
     account: Account
     notes: Sequence[str] = ()
@@ -47,13 +49,13 @@ class EditPlan:
     """Lines between the title and the table of tensors."""
     paths: Sequence[str] = ()
     """The names of the model's paths, whose tensors are in one line of the table."""
-    finish: Callable[[BraidForCausalLM], None] | None = None
+    finish: "Callable[[BraidForCausalLM], None] | None" = None
     """Fills what the account calls fresh in another way than the model's initialisation."""
     unchanged_on: Tensor | None = None
     """Token ids [sequence, time] whose logits the edit promises not to change; by default it promises nothing."""
-    check: Callable[[BraidForCausalLM], None] | None = None
+    check: "Callable[[BraidForCausalLM], None] | None" = None
     """Raises an error if the new model does not keep another promise."""
-    measure: Callable[[BraidForCausalLM], dict[str, Any]] | None = None
+    measure: "Callable[[BraidForCausalLM], dict[str, Any]] | None" = None
     """What the new model costs and predicts beside the old one, for the lineage; it shows its numbers itself."""
 
 
@@ -157,8 +159,8 @@ def load_edits() -> None:
 
 
 def assemble(
-    model: BraidForCausalLM, account: Account, sources: Mapping[str, OpenedBraid], seed: int
-) -> BraidForCausalLM:
+    model: "BraidForCausalLM", account: Account, sources: Mapping[str, OpenedBraid], seed: int
+) -> "BraidForCausalLM":
     """Fill a skeleton as the account says; of the sources only one tensor's parts are in memory at a time."""
     check_weights_fit(weights_bytes(model))
     fresh = account.fresh

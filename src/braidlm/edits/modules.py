@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,13 @@ from braidlm.edits.criteria import Criterion
 from braidlm.inspection.texts import DataSource, windows_of
 from braidlm.model.attention.experts import span_for_scope
 from braidlm.model.config.strict import encode
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.stages import BlockStage
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.opened_model import OpenedModel
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 PARTS = ("attention", "feed")
 ROUTER_ROWS = ("router.scores.weight", "router.scores.bias", "router.balance")
@@ -177,7 +179,7 @@ def calibration_texts(source: OpenedModel, text: str, tokens: int) -> list[Seque
 
 
 def measure_usage(
-    model: BraidForCausalLM,
+    model: "BraidForCausalLM",
     modules: Sequence[Modules],
     texts: Sequence[Sequence[int]],
     criterion: Criterion,
@@ -203,7 +205,11 @@ Measure = Callable[[Any, tuple[Any, ...], Any], Tensor]
 
 @torch.no_grad()
 def sums_over_tokens(
-    model: BraidForCausalLM, measures: Mapping[str, Measure], texts: Sequence[Sequence[int]], what: str, batch: int = 8
+    model: "BraidForCausalLM",
+    measures: Mapping[str, Measure],
+    texts: Sequence[Sequence[int]],
+    what: str,
+    batch: int = 8,
 ) -> Usage:
     """By the address of a part, what is measured of it, summed over all tokens of these texts."""
     sums: Usage = {}

@@ -182,4 +182,4 @@ def _perturb(model: BraidForCausalLM, copied: Collection[str], noise: float) -> 
     """Let the copies differ, by normal noise of this share of each matrix's standard deviation."""
     for name, parameter in model.named_parameters():
         if name in copied and parameter.ndim == 3:
-            parameter += noise * parameter.std(dim=(1, 2), keepdim=True) * torch.randn_like(parameter)
+            parameter.add_(noise * parameter.std(dim=(1, 2), keepdim=True) * torch.randn_like(parameter))

@@ -29,7 +29,7 @@ from braidlm.model.paths.parallel import BLOCK_OPTIONS, ParallelLayer, blocks_in
 from braidlm.model.paths.switches import path_names, use_paths
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.members import MEMBERS
+from braidlm.opening.gating import MEMBERS
 from braidlm.opening.opened_model import OpenedModel
 
 SIDE_BY_SIDE = ("model.embedding.weight", "model.positions.weight", "head.weight")

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
 from braidlm.inspection.texts import ProgressCallback, Text, windows_of
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.layer_skip import layers_of
 from braidlm.model.mixture_of_depths import DEPTH_CHOICES
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.joins import Join
 from braidlm.model.paths.routed_join import Routed
@@ -104,7 +104,7 @@ def record_calls(modules: Mapping[K, nn.Module]) -> Iterator[dict[K, tuple[tuple
         yield records
 
 
-def find_layers(model: BraidForCausalLM) -> list[Layer]:
+def find_layers(model: LanguageModel) -> list[Layer]:
     """The layers of a model in which something is chosen; an error where there are none, or none can be read."""
     layers = choosing_layers(model)
     if not layers:
@@ -118,7 +118,7 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
 
 
 @torch.no_grad()
-def choosing_layers(model: BraidForCausalLM) -> list[Layer]:
+def choosing_layers(model: LanguageModel) -> list[Layer]:
     """The layers of a model in which something is chosen, as a pass over a single token shows them."""
     modules = routing_modules(model)
     if not modules:
@@ -150,7 +150,7 @@ def choosing_layers(model: BraidForCausalLM) -> list[Layer]:
     return layers
 
 
-def short_labels(model: BraidForCausalLM, modules: Sequence[RoutingModule]) -> Iterator[str]:
+def short_labels(model: LanguageModel, modules: Sequence[RoutingModule]) -> Iterator[str]:
     """What the layer of each module that chooses is called for short, counted over the whole model."""
     depths = [len(layers_of(stage)) for stage in model.model.stages]
     projections = 0
@@ -194,7 +194,7 @@ class TokenChoices:
 
 @torch.no_grad()
 def collect_choices(
-    model: BraidForCausalLM,
+    model: LanguageModel,
     layers: Sequence[Layer],
     texts: Sequence[Text],
     batch: int = 16,

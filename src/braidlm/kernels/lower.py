@@ -9,11 +9,11 @@ from braidlm.kernels.lowered_model import LoweredModel
 from braidlm.kernels.optional_triton import HAS_TRITON
 from braidlm.kernels.replacing import FORMS
 from braidlm.kernels.side_stream import SideStream
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 
 
 def lower(
-    model: BraidForCausalLM, dtype: torch.dtype, side: SideStream | None = None, compile_plain: bool = True
+    model: LanguageModel, dtype: torch.dtype, side: SideStream | None = None, compile_plain: bool = True
 ) -> LoweredModel | None:
     """The model for training in `dtype`; None without a GPU, without Triton, or where no layer has kernels.
 
@@ -24,7 +24,7 @@ def lower(
     return _lowered(model, (torch.float32,), side, compile_plain)
 
 
-def lower_forward(model: BraidForCausalLM, dtype: torch.dtype) -> LoweredModel | None:
+def lower_forward(model: LanguageModel, dtype: torch.dtype) -> LoweredModel | None:
     """The model for forward passes in bf16, of whole sequences without padding; None where kernels cannot serve it.
 
     In float32 the plain forward is as fast, and evaluation should give exactly its numbers. On a CPU the plain forward
@@ -37,7 +37,7 @@ def lower_forward(model: BraidForCausalLM, dtype: torch.dtype) -> LoweredModel |
     return _lowered(model, (torch.float32, torch.bfloat16))
 
 
-def _lowered(model: BraidForCausalLM, dtypes: tuple[torch.dtype, ...], *options: Any) -> LoweredModel | None:
+def _lowered(model: LanguageModel, dtypes: tuple[torch.dtype, ...], *options: Any) -> LoweredModel | None:
     if not (HAS_TRITON and all(p.is_cuda and p.dtype in dtypes for p in model.parameters())):
         return None
     lowered = LoweredModel(model, *options)

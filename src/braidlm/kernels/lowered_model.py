@@ -33,7 +33,7 @@ from braidlm.kernels.routed.routing_measures import evaluate_means, routing_loss
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side, use_side_stream
 from braidlm.model.dropout import Dropout
 from braidlm.model.heads.losses import IGNORED
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.routing.losses import Evaluator
 from braidlm.model.routing.routing import Routings
 from braidlm.model.span import TextPass, make_masks
@@ -47,7 +47,7 @@ T = TypeVar("T")
 class LoweredModel:
     """The training losses of a model by kernels. Gradients of parameters are complete once it is synchronized."""
 
-    def __init__(self, model: BraidForCausalLM, side: SideStream | None = None, compile_plain: bool = False):
+    def __init__(self, model: LanguageModel, side: SideStream | None = None, compile_plain: bool = False):
         self.model, self.body = model, model.model
         # The gradient of a tensor that is frozen in part is cut as soon as it is there: no other stream may compute it.
         partly = any(getattr(module, "trained_rows", None) is not None for module in model.modules())

@@ -19,7 +19,7 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Bank, Folding, fold
 from braidlm.kernels.routed.grouped.weights import STACKED_ROWS as GROUPED_ROWS
 from braidlm.model.config.registry import import_files
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.stages import Stage
 
 import_files(lowerings.__name__)
@@ -36,7 +36,7 @@ RowGroups = list[tuple[int, Layers]]
 class Lowered:
     """Which parts of a model kernels serve, and why the others run their plain forward."""
 
-    def __init__(self, model: BraidForCausalLM):
+    def __init__(self, model: LanguageModel):
         self.body: Any = model.model
         self.parts: set[nn.Module] = set()
         self.refusals: dict[str, str] = {}

@@ -1,6 +1,10 @@
-"""Triton where it is installed; elsewhere stand-ins that let kernels be imported, so that lowerings can be asked."""
+"""Triton where it is installed and there is something to run it; elsewhere stand-ins that let kernels be imported, so
+that lowerings can be asked. Triton's interpreter runs without a GPU."""
 
+import os
 from typing import Any
+
+import torch
 
 
 class _Absent:
@@ -14,6 +18,8 @@ class _Absent:
 
 
 try:
+    if not (torch.version.cuda or torch.version.hip or os.environ.get("TRITON_INTERPRET")):
+        raise ImportError("this torch knows no GPU")
     import triton
     import triton.language as tl
 except ImportError:

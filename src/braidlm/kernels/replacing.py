@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from braidlm.model.attention.attention import SoftmaxAttention
+from braidlm.model.compiling import uncompiled
 from braidlm.model.feed.feeds import SwiGLU
 from braidlm.model.heads.ends import LinearHead
 from braidlm.model.heads.losses import IGNORED
@@ -295,7 +296,7 @@ class LeanLinearHead(LinearHead):
         return _head_loss(hidden.flatten(0, -2).to(compute_dtype(hidden)), self.weight, targets.flatten(), total)
 
 
-@torch.compiler.disable  # eager was faster than traced in a trial (LOG.md)
+@uncompiled  # eager was faster than traced in a trial (LOG.md)
 def _head_loss(rows: Tensor, weight: Tensor, labels: Tensor, count: Tensor) -> Tensor:
     with torch.autocast(rows.device.type, enabled=False):
         return HeadLoss.apply(rows, weight, labels, count)

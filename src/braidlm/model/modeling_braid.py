@@ -7,17 +7,13 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin
 
-from .attention.positions import position_kinds
-from .compression import compress, compressed_head
 from .config.braid_config import BraidConfig
-from .dropout import Dropout
 from .errors import BraidError
 from .exporting import is_exporting
-from .heads.ends import Head, embeddings, heads
-from .heads.losses import IGNORED, next_token_loss, shift_labels
-from .layer_skip import cache_slots, check_exit, run_layers, set_dropout
-from .norms import norms
-from .paths.switches import address_outside_stack, freeze, switch_off_modules, use_paths
+from .heads.ends import Head
+from .heads.losses import IGNORED, next_token_loss, share_of_batch, shift_labels
+from .language_model import Body, LanguageModel, shared_names
+from .layer_skip import cache_slots, run_layers
 from .pretrained import BraidCausalLMOutput, BraidModelOutput, BraidPreTrainedModel, BraidSequenceClassifierOutput
 from .routing.dispatch import compute_dtype
 from .routing.routing import Routings
@@ -34,55 +30,16 @@ from .span import (
     mask_if_padded,
     positions_from_mask,
 )
-from .stages import stage_kinds
 
 
-class BraidModel(BraidPreTrainedModel):
+class BraidModel(BraidPreTrainedModel, Body):
     """Embedding, stages, norm: token ids in, hidden states out."""
 
     def __init__(self, config: BraidConfig):
         super().__init__(config)
-        architecture = config.decoded
-        width = architecture.width
-        self.embedding = embeddings.build(architecture.embedding, config.vocab_size, width)
-        self.positions = position_kinds.build(architecture.positions, width, architecture.context)
-        self.drop = Dropout(architecture.dropout.embedding)
-        self.stages = nn.ModuleList()
-        for index, choice in enumerate(architecture.stages):
-            try:
-                stage = stage_kinds.build(choice, width)
-            except BraidError as error:
-                raise BraidError(error.what, error.where or f"stages[{index}]", error.todo) from error
-            width = stage.width_out
-            self.stages.append(stage)
-        self.width_out: int = width
-        set_dropout(self.stages, architecture.width, architecture.dropout)
-        if architecture.gates is not None:
-            architecture.gates.add_to(self.stages, architecture.width)
-        self.norm = norms.build(architecture.norm, width)
-        compress(self, architecture.compression)
-        self.attentions = [m for m in self.modules() if hasattr(m, "cache_slot")]
-        for slot, attention in enumerate(self.attentions):
-            attention.cache_slot = slot
-        for name, module in self.named_modules():
-            module.writes_stream = name.removesuffix(".up").endswith(
-                (".attention.out", ".feed.out", ".bank.out", ".shared.out")
-            )
-            if hasattr(module, "address"):
-                module.address = address_outside_stack(name)
-        self.cache_shapes = [attention.cache_shape for attention in self.attentions]
-        """Heads and channels of every layer of a cache."""
-        self.windows = list(dict.fromkeys(a.window for a in self.attentions))
-        self.head_dims = sorted({a.head_dim for a in self.attentions})
-        for head_dim in self.head_dims:
-            self.positions.check(head_dim)
-        use_paths(self, config.paths)
-        switch_off_modules(self, config.without)
-        self._tied_weights_keys = self.tied = _shared_names(self)
+        self.add_parts(config)
+        self._tied_weights_keys = self.tied
         self.post_init()
-
-        self.head_slots = 0
-        """How many layers of a cache, behind those of the attentions, are the head's: some heads read the text too."""
         self.attention_layers: nn.ModuleList | None = None
         """The layers of another library's attention, once it is asked for."""
         describe(self)
@@ -158,20 +115,6 @@ class BraidModel(BraidPreTrainedModel):
             span.record.begin(hidden)
         return hidden
 
-    @property
-    def exit_layer(self) -> int | None:
-        """The layer that passes end after, if not the last: `config.num_hidden_layers`, which transformers changes for
-        the drafts of `assistant_early_exit`."""
-        layer, depth = self.config.last_layer, self.config.decoded.depth
-        if layer == depth:
-            return None
-        try:
-            check_exit(self.stages, self.width_out, layer)
-        except BraidError:
-            self.config.num_hidden_layers = depth  # transformers would not set it back
-            raise
-        return layer  # type: ignore[no-any-return]
-
     def span(
         self,
         hidden: Tensor,
@@ -240,36 +183,15 @@ class BraidModel(BraidPreTrainedModel):
             raise BraidError(what, todo="Shorten the text, or train with a longer `context` or with `positions: rope`.")
 
 
-class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
+class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin, LanguageModel):
     """The language model."""
 
     def __init__(self, config: BraidConfig):
         super().__init__(config)
-        self.model = body = BraidModel(config)
-        architecture = config.decoded
-        head = heads.build(architecture.head, body.width_out, config.vocab_size)
-        self.head: Any = compressed_head(head, architecture.compression)
-        if head.cache_shapes:  # it reads the text: it gets layers of its own in every cache, and a mask for its window
-            head.first_slot, body.head_slots = len(body.cache_shapes), len(head.cache_shapes)
-            body.cache_shapes = [*body.cache_shapes, *head.cache_shapes]
-            body.windows = list(dict.fromkeys([*body.windows, head.window]))
-        use_paths(self, config.paths)
-        freeze(self, config.frozen)
-        self._tied_weights_keys = self.tied = _shared_names(self) | self._tied_head()
+        self.model = BraidModel(config)
+        self.add_head(config)
+        self._tied_weights_keys = self.tied
         self.post_init()
-
-    def _tied_head(self) -> dict[str, str]:
-        if not self.config.tie_word_embeddings:
-            return {}
-        shared = self.head.shared_with(self.model.embedding)
-        if not shared:
-            ends = self.config.decoded
-            what = f"the head '{ends.head.kind}' has nothing to share with the embedding '{ends.embedding.kind}'"
-            raise BraidError(what, todo="Set tie_embeddings: false.")
-        tied = {f"head.{own}": f"model.embedding.{other}" for own, other in shared.items()}
-        if any(self.get_parameter(own).shape != self.get_parameter(other).shape for own, other in tied.items()):
-            raise BraidError("tie_embeddings needs the last stage to end at the embedding's width")
-        return tied
 
     def get_output_embeddings(self) -> nn.Module | None:
         return self.head if hasattr(self.head, "weight") else None  # earlier Transformers ties this to the embedding's
@@ -329,7 +251,7 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = BraidModel(config)
         self.score = nn.Linear(self.model.width_out, config.num_labels, bias=False)
-        self._tied_weights_keys = self.tied = _shared_names(self)
+        self._tied_weights_keys = self.tied = shared_names(self)
         self.post_init()
 
     def forward(
@@ -365,17 +287,6 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         return output if return_dict is not False else output.to_tuple()
 
 
-def _shared_names(model: nn.Module) -> dict[str, str]:
-    """The name of every parameter that a module before it has too, and its first name."""
-    first: dict[nn.Parameter, str] = {}
-    return {n: first[p] for n, p in model.named_parameters(remove_duplicate=False) if first.setdefault(p, n) != n}
-
-
 def _shared_outputs(outputs: BraidModelOutput) -> dict[str, Any]:
     """The fields that all three outputs share."""
     return {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions", "routings")}
-
-
-def share_of_batch(real: Tensor, count: Tensor | float | None) -> Tensor | float:
-    """The weight of a micro-batch's routing loss: its share of the batch's tokens, as for the next-token loss."""
-    return 1.0 if count is None else real.sum() / count

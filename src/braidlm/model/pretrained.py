@@ -16,6 +16,7 @@ from transformers.modeling_outputs import (
 from .attention.backend import check_implementation
 from .config.braid_config import BraidConfig
 from .initialisation import Initialisation, ModelShape, initialisations
+from .language_model import tie
 from .paths.switches import freeze, switch_off_modules
 from .routing.losses import routing_loss
 from .routing.routing import Routings
@@ -64,9 +65,7 @@ class BraidPreTrainedModel(PreTrainedModel):
 
     def _tie_weights(self) -> None:
         """What transformers before version 5 calls: it ties head and embedding by itself, and nothing else."""
-        for name, saved in self.tied.items():
-            owner, _, own = name.rpartition(".")
-            setattr(self.get_submodule(owner), own, self.get_parameter(saved))
+        tie(self)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

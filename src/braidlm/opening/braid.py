@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -20,8 +20,10 @@ from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import import_files
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.opened_model import OpenedModel, find_tokenizer
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 import_files("braidlm.bridges.formats")
 
@@ -78,7 +80,7 @@ class OpenedBraid(OpenedModel):
         if not self.is_bridged:
             check_weights(self.folder, self.info.model)
 
-    def _load(self, device: str | torch.device, dtype: torch.dtype | None) -> BraidForCausalLM:
+    def _load(self, device: str | torch.device, dtype: torch.dtype | None) -> "BraidForCausalLM":
         if self.is_bridged:
             self.check()
             model = self.bridged.model().to(device)

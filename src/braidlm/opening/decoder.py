@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from braidlm.core.devices import check_weights_fit, weights_bytes
 from braidlm.core.differences import listed
@@ -31,7 +31,6 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatedDecoder
-from braidlm.model.members import MembersForCausalLM
 from braidlm.model.paths.switches import use_paths
 from braidlm.opening.gated_folders import (
     TOKENIZER_FILES,
@@ -39,10 +38,9 @@ from braidlm.opening.gated_folders import (
     is_adapter,
     load_adapter,
     read_adapter,
-    register_gated,
+    register_ours,
 )
-from braidlm.opening.gating import attach, check_decoder, find_parts, gates_of
-from braidlm.opening.members import MEMBERS
+from braidlm.opening.gating import MEMBERS, attach, check_decoder, find_parts, gates_of, has_members
 from braidlm.opening.names import StrPath, find_or_fetch
 from braidlm.opening.opened_model import OpenedModel, find_tokenizer
 
@@ -75,13 +73,13 @@ class OpenedDecoder(OpenedModel):
         return model_type(self.folder)
 
     @cached_property
-    def config(self) -> PretrainedConfig:
+    def config(self) -> "transformers.PretrainedConfig":
         """The configuration of the decoder without its adapters; code that a folder brings along is not run."""
         if self.base is not None:
             return self.base.config
-        register_gated(self.folder)
+        register_ours(self.folder)
         with errors_of_transformers(self.folder):
-            config = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
+            config = transformers.AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
         check_decoder(config)
         return config
 
@@ -147,18 +145,20 @@ class OpenedDecoder(OpenedModel):
             raise BraidError("only Braid's models have named modules", str(self.folder), "Leave out --without.")
         _ = self.config, self.lineage  # each refuses what cannot be read
 
-    def skeleton(self, dtype: torch.dtype) -> PreTrainedModel:
+    def skeleton(self, dtype: torch.dtype) -> "transformers.PreTrainedModel":
         """The decoder with its gates and without memory for its weights: enough to count them."""
         if self.base is None:
             with torch.device("meta"), errors_of_transformers(self.folder):
-                model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config, dtype=dtype)
+                model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
+                    self.config, dtype=dtype
+                )
             return _with_gates_in_float32(model, [])
         model = self.base.skeleton(dtype)
         if self.has_gates:
             attach(model, read_adapter(self.folder).gates)
         return model
 
-    def _load(self, device: str | torch.device, dtype: torch.dtype | None) -> PreTrainedModel:
+    def _load(self, device: str | torch.device, dtype: torch.dtype | None) -> "transformers.PreTrainedModel":
         """The base is in `dtype` with LoRA adapters merged, gates are in float32."""
         dtype = dtype or torch.float32
         check_weights_fit(weights_bytes(self.skeleton(dtype)), device)
@@ -169,7 +169,7 @@ class OpenedDecoder(OpenedModel):
         replace_parts(model)
         return model
 
-    def _in_memory(self, dtype: torch.dtype) -> PreTrainedModel:
+    def _in_memory(self, dtype: torch.dtype) -> "transformers.PreTrainedModel":
         if self.base is None:
             model = _load_plain(self.folder, dtype)
             if self.paths is not None:
@@ -195,13 +195,13 @@ def decoder_by_name(name: StrPath) -> OpenedDecoder:
     return OpenedDecoder(folder, hub)
 
 
-def _load_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    register_gated(folder)
+def _load_plain(folder: Path, dtype: torch.dtype) -> "transformers.PreTrainedModel":
+    register_ours(folder)
     files = sorted(folder.glob("*.safetensors"))
     for path in files:
         check_hash(path, load_lineage(folder))
     with errors_of_transformers(folder):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, trust_remote_code=False, output_loading_info=True
         )
     if missing := sorted(info["missing_keys"]):  # transformers would fill them with random numbers
@@ -211,7 +211,9 @@ def _load_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def _with_gates_in_float32(model: PreTrainedModel, files: Sequence[Path]) -> PreTrainedModel:
+def _with_gates_in_float32(
+    model: "transformers.PreTrainedModel", files: Sequence[Path]
+) -> "transformers.PreTrainedModel":
     """A decoder that was made with gates, which have the type of its own weights, with gates of their own type. The
     gates in `files` are as they were before they were rounded to the type of the other weights."""
     if isinstance(model, GatedDecoder):
@@ -225,10 +227,10 @@ def _with_gates_in_float32(model: PreTrainedModel, files: Sequence[Path]) -> Pre
     return model
 
 
-def cost_rows(model: PreTrainedModel, length: int) -> dict[str, Cost]:
+def cost_rows(model: "transformers.PreTrainedModel", length: int) -> dict[str, Cost]:
     """The costs of embedding, layers, their gates, what else there is, and head, at sequences of `length`; or of each
     decoder whose members are active."""
-    if isinstance(model, MembersForCausalLM):
+    if has_members(model):
         runs = Counter(model.members[name]["decoder"] for name in model.active)
         return {name: _member_cost(model.decoders[name], length, count) for name, count in runs.items()}
     parts, config = find_parts(model), model.config.get_text_config()
@@ -297,9 +299,9 @@ def decoder_facts(opened: OpenedDecoder, length: int | None = None) -> dict[str,
     return facts | {"kernels": {"summary": "plain, as transformers computes it", "refusals": {}}}
 
 
-def members_of(model: PreTrainedModel) -> list[PreTrainedModel]:
+def members_of(model: "transformers.PreTrainedModel") -> list["transformers.PreTrainedModel"]:
     """The decoders of the active members, or the one decoder that a model is."""
-    if not isinstance(model, MembersForCausalLM):
+    if not has_members(model):
         return [model]
     return [model.decoders[model.members[name]["decoder"]] for name in model.active]  # type: ignore[misc]
 

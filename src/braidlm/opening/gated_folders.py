@@ -10,15 +10,14 @@ import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from braidlm.bridges.hugging_face import older_rope_settings
 from braidlm.core.differences import compare_shapes, listed
@@ -41,9 +40,7 @@ from braidlm.model.bundle import alone
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.gates import GatedDecoder, GatesConfig, gate_kinds
-from braidlm.model.members import MembersForCausalLM
-from braidlm.opening.gating import attach, detach, find_parts, gates_of
-from braidlm.opening.members import write_members
+from braidlm.opening.gating import MEMBERS, attach, detach, find_parts, gates_of, has_members
 from braidlm.opening.names import is_hub_name, title_of
 
 GATES, GATE_CONFIG = "gates.safetensors", "gate_config.json"
@@ -100,7 +97,7 @@ def weights_sha256(base: Path | str) -> str:
     return model_hash(Path(base), WEIGHT_FILES)
 
 
-def gates_config_of(model: PreTrainedModel) -> GatesConfig:
+def gates_config_of(model: "transformers.PreTrainedModel") -> GatesConfig:
     """Kind and layers of the gates that a decoder has."""
     gates = gates_of(model)
     if not gates:
@@ -109,7 +106,7 @@ def gates_config_of(model: PreTrainedModel) -> GatesConfig:
 
 
 def write_adapter_files(
-    model: PreTrainedModel,
+    model: "transformers.PreTrainedModel",
     folder: Path,
     base: str,
     base_sha256: str | None,
@@ -138,7 +135,7 @@ def write_adapter_card(folder: Path, name: str, record: dict[str, Any], base: st
     write_text(folder / CARD, model_card(name, record, use=use))
 
 
-def gate_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+def gate_tensors(model: "transformers.PreTrainedModel") -> dict[str, Tensor]:
     """The parameters of the gates, by their names in the model."""
     parts = find_parts(model)
     return {
@@ -148,7 +145,9 @@ def gate_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     }
 
 
-def load_adapter(folder: Path | str, model: PreTrainedModel, base: Path | str | None = None) -> GateAdapter:
+def load_adapter(
+    folder: Path | str, model: "transformers.PreTrainedModel", base: Path | str | None = None
+) -> GateAdapter:
     """Attach the gates of an adapter to a decoder that is in memory; `detach` takes them away again. With the folder
     `base` that the decoder came from, its weights must be those that the gates were made for."""
     adapter = read_adapter(folder)
@@ -198,9 +197,11 @@ class Gated{model}(GatedDecoder, {model}):
 """
 
 
-def write_decoder(model: PreTrainedModel, folder: Path) -> None:
+def write_decoder(model: "transformers.PreTrainedModel", folder: Path) -> None:
     """A complete folder of a decoder, with its gates if it has any; weights, configuration and code."""
-    if isinstance(model, MembersForCausalLM):
+    if has_members(model):
+        from braidlm.opening.members import write_members
+
         write_members(model, folder)
         return
     if not gates_of(model):
@@ -234,7 +235,7 @@ def write_decoder(model: PreTrainedModel, folder: Path) -> None:
 
 
 def write_whole_files(
-    model: PreTrainedModel,
+    model: "transformers.PreTrainedModel",
     folder: Path,
     lineage: dict[str, Any],
     name: str,
@@ -254,21 +255,30 @@ def write_whole_files(
     write_text(folder / CARD, model_card(name, record, use=use))
 
 
-def register_gated(folder: Path) -> None:
-    """Let transformers open a folder of a decoder with gates by our own code, in place of the folder's."""
+def register_ours(folder: Path) -> None:
+    """Let transformers open a folder of members, or of a decoder with gates, by our own code, in place of its."""
     kind = read_json(folder / "config.json").get("model_type")
-    if not isinstance(kind, str) or not kind.startswith(PREFIX) or kind in CONFIG_MAPPING:
+    if kind == MEMBERS:
+        import_module("braidlm.opening.members")  # which registers its classes
+    if not isinstance(kind, str) or not kind.startswith(PREFIX) or kind in transformers.CONFIG_MAPPING:
         return
     plain_config, plain = _plain_classes(kind.removeprefix(PREFIX), folder)
     config: Any = type(f"Gated{plain_config.__name__}", (plain_config,), {"model_type": kind})
     model: Any = type(f"Gated{plain.__name__}", (GatedDecoder, plain), {"config_class": config})
-    AutoConfig.register(kind, config)
-    AutoModelForCausalLM.register(config, model)
+    transformers.AutoConfig.register(kind, config)
+    transformers.AutoModelForCausalLM.register(config, model)
 
 
-def _plain_classes(kind: str, where: Any) -> tuple[type[PretrainedConfig], type[PreTrainedModel]]:
+def _plain_classes(
+    kind: str, where: Any
+) -> "tuple[type[transformers.PretrainedConfig], type[transformers.PreTrainedModel]]":
     """The classes of transformers for a type of model, which it must have itself."""
-    if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if (
+        kind not in transformers.CONFIG_MAPPING
+        or transformers.CONFIG_MAPPING[kind] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    ):
         what = f"transformers itself has no decoder '{kind}': its code is another folder's"
         raise BraidError(what, str(where) if isinstance(where, Path) else None, "Save the gates alone, as an adapter.")
-    return CONFIG_MAPPING[kind], MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]]
+    return transformers.CONFIG_MAPPING[kind], transformers.MODEL_FOR_CAUSAL_LM_MAPPING[
+        transformers.CONFIG_MAPPING[kind]
+    ]

@@ -11,15 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
 from braidlm.core.errors import BraidError
 from braidlm.model.gates import Gate, GatedLayer, GatesConfig, ScalarGate, VectorGate, gated, make_gate, ungated
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.layer_skip import layers_of
-from braidlm.model.members import MembersForCausalLM
-from braidlm.model.modeling_braid import BraidForCausalLM
+
+MEMBERS = "braid_members"
+"""What config.json calls a model of several decoders (`model/members.py`, imported where such a folder is opened)."""
+
+
+def has_members(model: Any) -> bool:
+    """Whether a model is one of several decoders."""
+    return getattr(model.config, "model_type", None) == MEMBERS
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,9 @@ class DecoderParts:
     width: int
 
 
-def find_parts(model: PreTrainedModel) -> DecoderParts:
+def find_parts(model: "transformers.PreTrainedModel") -> DecoderParts:
     """The parts of a decoder; an error for models of other kinds, and where no layers are found."""
-    if isinstance(model, MembersForCausalLM):
+    if has_members(model):
         what = f"this is a model of several decoders ({', '.join(model.names)}), and no one of them is meant"
         raise BraidError(what, todo="Change each by itself, and compose them again.")
     check_decoder(model.config)
@@ -59,17 +65,19 @@ def find_parts(model: PreTrainedModel) -> DecoderParts:
     return DecoderParts(lists[name], name, norm, head, model.get_input_embeddings(), width)
 
 
-def check_decoder(config: PretrainedConfig) -> None:
+def check_decoder(config: "transformers.PretrainedConfig") -> None:
     """Refuse the configuration of a model that does not predict the next token from those before it alone."""
     name = f"'{config.model_type}'"
     todo = "Use a decoder, such as a Llama, Mistral, Qwen, Phi-3, GPT-2 or GPT-NeoX model."
     if config.is_encoder_decoder:
         raise BraidError(f"this is an encoder and a decoder ({name}); gates are for a decoder alone", todo=todo)
-    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         raise BraidError(f"this is an encoder ({name}), in which tokens see those after them", todo=todo)
 
 
-def _not_found(model: PreTrainedModel, depth: int, lists: dict[str, nn.ModuleList], found: list[str]) -> BraidError:
+def _not_found(
+    model: "transformers.PreTrainedModel", depth: int, lists: dict[str, nn.ModuleList], found: list[str]
+) -> BraidError:
     name = type(model).__name__
     if found and model.get_output_embeddings() is None:
         what = f"{name} has layers but no head that predicts tokens"
@@ -93,7 +101,7 @@ REASONS: dict[type[Gate], str] = {
 MATRIX = "it mixes channels of the residual, around which no weight of the layer goes"
 
 
-def attach(model: PreTrainedModel, gates: GatesConfig) -> None:
+def attach(model: "transformers.PreTrainedModel", gates: GatesConfig) -> None:
     """Put gates, which begin at zero, around layers of a decoder: names of its parameters stay as they are. They are in
     float32 whatever the base's type is, and on the device of their layer."""
     if gates_of(model):
@@ -107,7 +115,7 @@ def attach(model: PreTrainedModel, gates: GatesConfig) -> None:
         parts.layers[number - 1] = _moved_hook(layer, gated(layer, gate))
 
 
-def detach(model: PreTrainedModel, numbers: Collection[int] | None = None) -> None:
+def detach(model: "transformers.PreTrainedModel", numbers: Collection[int] | None = None) -> None:
     """Take the gates of these layers away, or all: without any, the model computes what the base computes."""
     layers = find_parts(model).layers
     for index, layer in enumerate(layers):
@@ -117,9 +125,9 @@ def detach(model: PreTrainedModel, numbers: Collection[int] | None = None) -> No
 
 def gates_of(model: Any) -> dict[int, Gate]:
     """The gates of a decoder or of a Braid model, by the numbers of their layers, counted from 1."""
-    if isinstance(model, MembersForCausalLM):
+    if has_members(model):
         return {}
-    if isinstance(model, BraidForCausalLM):
+    if isinstance(model, LanguageModel):
         layers = [layer for stage in model.model.stages for layer in layers_of(stage)]
     else:
         layers = list(find_parts(model).layers)
@@ -152,7 +160,7 @@ def folding_refusals(model: Any) -> dict[int, str]:
     return {number: REASONS.get(type(gate), MATRIX) for number, gate in gates_of(model).items() if not is_zero(gate)}
 
 
-def fold(model: PreTrainedModel) -> dict[int, str]:
+def fold(model: "transformers.PreTrainedModel") -> dict[int, str]:
     """Take the gates of a decoder away that can go without changing a bit; the others stay, with the reasons."""
     refused = folding_refusals(model)
     detach(model, [number for number in gates_of(model) if number not in refused])

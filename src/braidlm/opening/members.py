@@ -12,8 +12,8 @@ from braidlm.core.files import write_json, write_text
 from braidlm.core.reading import read_json
 from braidlm.model.bundle import alone
 from braidlm.model.members import MembersConfig, MembersForCausalLM
+from braidlm.opening.gating import MEMBERS
 
-MEMBERS = MembersConfig.model_type
 CODE = "modeling_members.py"
 NOT_OF_A_MEMBER = ("transformers_version", "dtype", "architectures", "auto_map", "_name_or_path")
 """What config.json says once, for all members together."""

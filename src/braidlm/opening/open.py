@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -11,12 +11,14 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import model_type
 from braidlm.core.models.runs import CHECKPOINTS, CONFIG, is_interruption, is_run, model_folders_in
 from braidlm.data.tokenizing.build import BraidTokenizer
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.braid import BRAID, OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.gated_folders import is_adapter
 from braidlm.opening.names import Names, StrPath, find_or_fetch, model_folder, name_sources, names_inside
 from braidlm.opening.opened_model import OpenedModel
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 Backend = Literal["any", "own", "braid", "transformers"]
 """What reads a folder: Braid wherever a bridge lets it, and else transformers (any); the library that the folder is of
@@ -70,7 +72,7 @@ def load(
     device: str | torch.device = "cpu",
     paths: Sequence[str] | None = None,
     without: Sequence[str] | None = None,
-) -> tuple[BraidForCausalLM, BraidTokenizer]:
+) -> "tuple[BraidForCausalLM, BraidTokenizer]":
     """A model in evaluation mode, and its tokenizer, by any name that the verbs take.
 
     `paths` are the active ones, `without` are modules that are switched off.

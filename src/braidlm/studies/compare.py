@@ -13,9 +13,9 @@ from braidlm.core.devices import choose_device, device_name
 from braidlm.core.differences import Differences, as_yaml, differences
 from braidlm.core.errors import BraidError, check_folder_name, collecting
 from braidlm.core.files import locked_folder
-from braidlm.core.models.accounting import model_cost, skeleton
+from braidlm.core.models.accounting import CountedModel, model_cost
 from braidlm.core.models.runs import read_metrics
-from braidlm.core.recipes import compose_recipe
+from braidlm.core.recipes import compose_recipe, is_study
 from braidlm.core.report.page import notebook
 from braidlm.core.report.rendering import write
 from braidlm.core.report.report import Lines, Points, Report, Table, listed
@@ -25,7 +25,6 @@ from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import encode
 from braidlm.opening.names import StrPath
 from braidlm.opening.open import open_model
-from braidlm.studies.decoding import is_study
 from braidlm.studies.results import ModelResult, Point, read_run
 from braidlm.studies.running import check_one_process, check_variants, train_to_end
 from braidlm.studies.tables import add_differences, add_recipes, cells
@@ -97,7 +96,7 @@ def compare(
             runs[name] = train_to_end(content, device, fresh)
         models = []
         for name, run in runs.items():
-            cost = model_cost(skeleton(open_model(run.model, "braid").config), first.data.length)
+            cost = model_cost(CountedModel(open_model(run.model, "braid").config), first.data.length)
             models.append(replace(read_run(name, run.folder), folder=run.model, **vars(cost)))
         settings = {
             "data": ", ".join(first.data.sets),

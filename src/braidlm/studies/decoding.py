@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from braidlm.core.devices import check_training_fits, choose_device
 from braidlm.core.errors import BraidError, collecting, did_you_mean
-from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.accounting import CountedModel
 from braidlm.core.models.presets import RecipeModel, decode_model
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
@@ -19,7 +19,6 @@ from braidlm.edits.composing.path_models import MODULES
 from braidlm.inspection.texts import DataSource
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.names import find_model
 from braidlm.opening.open import open_model
 from braidlm.studies.steps import (
@@ -33,7 +32,9 @@ from braidlm.studies.steps import (
     decode_step,
 )
 from braidlm.studies.study import Role, StepOptions, Study, StudyTraining
-from braidlm.training.train import Run
+
+if TYPE_CHECKING:
+    from braidlm.training.train import Run
 
 OLD_KEYS = {
     "paths": "`kept: SHARE`, and for each domain `steps.DOMAIN: {model: ..., train: {domains: [DOMAIN], text: kept}}`",
@@ -46,11 +47,6 @@ OLD_KEYS = {
 """What is written now for the keys that studies had before they had steps."""
 PARTS = ("models", "steps", "training")
 """The parts of a study that are decoded before the whole; what is no mapping is refused with the whole."""
-
-
-def is_study(data: dict[str, Any]) -> bool:
-    """Whether a composed recipe is a study (`domains`) and not a single run (`data.sets`)."""
-    return "domains" in data
 
 
 def load_study(name: str, overrides: list[str] | None = None) -> Study:
@@ -124,24 +120,24 @@ class TrainedModel:
     seed: int
     """The first seed for an average of all seeds."""
     model: Path
-    run: Run | None = None
+    run: "Run | None" = None
     """Its training; None for a model that was only edited or averaged, or that was given."""
     parts: list["TrainedModel"] = field(default_factory=list)
     """The models that its step reads."""
 
 
-def study_models(study: Study) -> dict[str, BraidForCausalLM]:
+def study_models(study: Study) -> dict[str, CountedModel]:
     """The skeletons of all models, in the order in which they are made; one error has all that cannot be built.
 
     They have the vocabulary that the study says, or the default of a trained tokenizer, and an edited model's is as
     before its edits. Models of one configuration share a skeleton.
     """
-    models: dict[str, BraidForCausalLM] = {}
+    models: dict[str, CountedModel] = {}
     problems: list[str] = []
     for name in study.order:
         with collecting(problems), errors_of(name):
             config = _config(study, name, models)
-            models[name] = next((one for one in models.values() if one.config == config), None) or skeleton(config)
+            models[name] = next((one for one in models.values() if one.config == config), None) or CountedModel(config)
     if problems:
         raise BraidError("\n".join(dict.fromkeys(problems)))
     return models
@@ -178,7 +174,7 @@ def errors_of(step: str) -> Iterator[None]:
         raise type(error)(f"steps.{step}: {where}{error.what}", todo=error.todo) from error
 
 
-def _config(study: Study, name: str, before: dict[str, BraidForCausalLM]) -> BraidConfig:
+def _config(study: Study, name: str, before: dict[str, CountedModel]) -> BraidConfig:
     """The configuration of a model; one that is edited or trained on has that of what it is made of."""
 
     def of(other: str) -> BraidConfig:

@@ -22,10 +22,11 @@ from braidlm.core.devices import check_training_fits
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.files import locked_folder, write_yaml
 from braidlm.core.jobs import Jobs
-from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.accounting import CountedModel
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.integrity import model_hash
 from braidlm.core.models.runs import is_run, newest_checkpoint
+from braidlm.core.recipes import is_study
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.loading.open_data import OpenData, open_data
@@ -37,7 +38,7 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode, encode
 from braidlm.opening.names import find_model, title_of
 from braidlm.opening.open import open_model
-from braidlm.studies.decoding import TrainedModel, check_study, errors_of, is_study
+from braidlm.studies.decoding import TrainedModel, check_study, errors_of
 from braidlm.studies.steps import AverageStep, ComposeStep, DistilStep, EditStep, decode_edit
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount
@@ -264,7 +265,7 @@ def check_variants(variants: Mapping[str, dict[str, Any]], fresh: bool, todo: st
         if device is not None and loaded.architecture is not None and loaded.recipe.start_from is None:
             with collecting(problems, f"{name}: "):
                 config = BraidConfig(loaded.architecture, loaded.vocab_size or DEFAULT_VOCAB_SIZE)
-                check_training_fits(skeleton(config), torch.device(device))
+                check_training_fits(CountedModel(config), torch.device(device))
     if problems:
         raise BraidError("\n".join(problems), todo=f"Nothing was started. {todo}")
 

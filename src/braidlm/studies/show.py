@@ -1,9 +1,9 @@
 """`braid show`: the facts of a recipe, a study, a model folder, a run or packed data, without running anything.
 
-Of a study it says how many words, epochs and checkpoints each training takes, and about how long it lasts.
+What only reads and counts does not import what runs a model: see docs/concepts.md, the floors.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,100 +13,32 @@ import torch
 from braidlm.core.addresses import is_address
 from braidlm.core.devices import check_memory, choose_device
 from braidlm.core.errors import BraidError, collecting, errors_at
-from braidlm.core.models.accounting import model_facts, skeleton
+from braidlm.core.models.accounting import CountedModel, model_facts
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.presets import is_preset, read_model
 from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
-from braidlm.core.recipes import compose_recipe, list_recipes
+from braidlm.core.recipes import compose_recipe, is_study, list_recipes
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.packing.packed_data import is_packed, read_manifest
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.kernels.lowered_parts import Lowered
 from braidlm.model.config.braid_config import Architecture, BraidConfig
-from braidlm.model.config.strict import encode
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder, decoder_facts, decoder_notes
 from braidlm.opening.names import check_known, find_sources, is_folder
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import OpenedModel
-from braidlm.studies.decoding import decode_study, errors_of, is_study, study_models
-from braidlm.studies.steps import DistilStep, EditStep
-from braidlm.studies.study import Study
-from braidlm.studies.study_plan import StudyPlan
 from braidlm.training.amounts import Unit
-from braidlm.training.decoder import plan_decoder_run
 from braidlm.training.machines import Machines
 from braidlm.training.monitoring.speed import (
     TOKENS_PER_WORD,
-    TRAINING_FLOPS,
     tokens_of,
     training_seconds,
     training_speed,
 )
-from braidlm.training.plan import plan_training
 from braidlm.training.recipe import Recipe, decode_recipe
 from braidlm.training.start_from import data_of, open_decoder
-
-
-def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
-    """Every model of a study as it would be built; the study's own figures are those of its first composed model."""
-    study = decode_study(data)
-    vocab_size = study.data.tokenizer.vocab_size
-    models: dict[str, dict[str, Any]] = {}
-    plan = StudyPlan(study)
-    with errors_at(name):
-        built = study_models(study)
-    for own, model in built.items():
-        with errors_of(own):
-            facts = model_facts(model, length)
-        flops, step = facts["flops_per_token"], study.steps[own]
-        if isinstance(step, DistilStep):
-            epochs = study.epochs_of(own)
-            passes = epochs if step.distil.top_k is None else 1.0  # what the teacher says is stored once
-            teacher = models[step.distil.teacher]["flops_per_token"] / TRAINING_FLOPS  # it is only run forward
-            flops += round(teacher * passes / epochs)
-        times = 1 if study.is_once(own) else len(study.seeds_of(own))
-        training = {"training": plan.training(own, flops), "times": times}
-        models[own] = {"name": own, "kind": study.role(own), **facts, **training}
-    seconds = [row["training"]["seconds"] for row in models.values()]
-    total = None if None in seconds else sum(row["times"] * row["training"]["seconds"] for row in models.values())
-    main = next((row for row in models.values() if row["kind"] == "composed"), next(iter(models.values())))
-    problems: list[str] = []
-    for domain, spec in study.domains.items():
-        try:
-            spec.resolved(domain)
-        except BraidError as error:
-            problems.append(str(error))  # with what to do
-    return {
-        **main,
-        "kind": "study",
-        "name": name,
-        "about": dict(list_recipes()).get(name),
-        "models": list(models.values()),
-        "seeds": study.seeds,
-        "expected_seconds": total,
-        "domains": {domain: spec.source or spec.path or spec.folder for domain, spec in study.domains.items()},
-        "vocab_size_assumed": vocab_size is None,
-        "lineage": None,
-        "tokenizer": None,
-        "recipe": encode(study),
-        "notes": list(_notes(study, plan, main["training"]["words"] is not None)),
-        "problems": problems,
-    }
-
-
-def _notes(study: Study, plan: StudyPlan, words_are_known: bool) -> Iterator[str]:
-    """What the figures of a study rest on."""
-    if not plan.is_prepared and words_are_known:
-        yield f"Time is counted with {TOKENS_PER_WORD} tokens per word until the data is prepared."
-    elif not plan.is_prepared:
-        yield "Words, checkpoints and time are known when the data is prepared, which `braid train` begins with."
-    if study.data.tokenizer.vocab_size is None:
-        yield f"The vocabulary comes from the tokenizer; counted here with {DEFAULT_VOCAB_SIZE:,} tokens."
-    if any(isinstance(step, EditStep) for step in study.steps.values()):
-        yield "Edited models are counted before their edits, which need the trained model."
-
 
 ASSUMED_VOCABULARY = 50_257
 """GPT-2's: used where a recipe takes the vocabulary from a tokenizer that does not exist yet."""
@@ -131,6 +63,8 @@ def show(
             what = f"a plan is of one recipe that trains a model of ours, not of a {facts['kind']}"
             todo = "A step of a study is planned as a recipe of its own; a preset has no training."
             raise BraidError(what, "--gpus", todo)
+        from braidlm.training.plan import plan_training
+
         loaded = decode_recipe(facts["recipe"])
         architecture = loaded.architecture or open_model(str(loaded.recipe.start_from), "braid").config.decoded
         plan = plan_training(
@@ -144,7 +78,11 @@ def show(
     if not is_folder(x) and not is_address(x):
         check_known(name)
         data = compose_recipe(name, overrides)
-        return study_facts(name, data, length) if is_study(data) else recipe_facts(name, data, length)
+        if not is_study(data):
+            return recipe_facts(name, data, length)
+        from braidlm.studies.study_facts import study_facts
+
+        return study_facts(name, data, length)
     if overrides:
         raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", name)
     if is_address(x) or is_packed(x):
@@ -179,6 +117,8 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
     notes: list[str] = []
     problems: list[str] = []
     if data.get("decoder"):  # which is opened and not loaded
+        from braidlm.training.decoder import plan_decoder_run
+
         with errors_at(name):
             recipe = decode_recipe(data).recipe
         facts = folder_facts(open_decoder(recipe), length)
@@ -246,7 +186,7 @@ def folder_facts(opened: OpenedModel, length: int | None = None) -> dict[str, An
 
 def costs_and_kernels(config: BraidConfig, length: int | None) -> dict[str, Any]:
     """What a model costs, and which of its parts kernels serve in training on a GPU."""
-    model = skeleton(config)
+    model = CountedModel(config)
     lowered = Lowered(model)
     return {**model_facts(model, length), "kernels": {"summary": lowered.summary(), "refusals": lowered.refusals}}
 

@@ -22,9 +22,9 @@ from braidlm.core.errors import BraidError, collecting
 from braidlm.core.files import LockedError, make_folder, write_json
 from braidlm.core.hydra_changes import hydra_in
 from braidlm.core.jobs import Jobs, open_jobs
-from braidlm.core.recipes import compose_recipe, hydra_overrides, quoted, recipe_root
+from braidlm.core.recipes import compose_recipe, hydra_overrides, is_study, quoted, recipe_root
 from braidlm.model.config.strict import encode
-from braidlm.studies.decoding import decode_study, is_study
+from braidlm.studies.decoding import decode_study
 from braidlm.studies.gather import PAGE, gather_runs, show_runs
 from braidlm.studies.report import study
 from braidlm.studies.results import FAILURES, ModelResult, has_runs, read_runs

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from braidlm.core.devices import check_training_fits, training_plan
 from braidlm.core.errors import BraidError
@@ -15,8 +15,7 @@ from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import check_vocabulary, write_lineage
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.model.heads.losses import IGNORED, next_token_loss
-from braidlm.model.modeling_braid import share_of_batch
+from braidlm.model.heads.losses import IGNORED, next_token_loss, share_of_batch
 from braidlm.opening.decoder import OpenedDecoder, cost_rows
 from braidlm.opening.gated_folders import (
     GATES,
@@ -45,7 +44,7 @@ class TrainableDecoder(Trainable):
     capturable = False  # masks of transformers may be made by looking at the device
     compiled_by_default = False
 
-    def __init__(self, model: PreTrainedModel, source: OpenedDecoder, lora: DecoderLora | None = None):
+    def __init__(self, model: "transformers.PreTrainedModel", source: OpenedDecoder, lora: DecoderLora | None = None):
         """`source` is what the model was loaded from: the base of what is saved, where that is frozen."""
         self.model, self.source, self.lora = model, source, lora
         gated = {parameter for gate in gates_of(model).values() for parameter in gate.parameters()}
@@ -110,7 +109,7 @@ class TrainableDecoder(Trainable):
 class DecoderObjective(nn.Module):
     """The decoder as a function of a batch."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: "transformers.PreTrainedModel"):
         super().__init__()
         self.model = model
         self.weight = getattr(model.config.get_text_config(), "router_aux_loss_coef", 0.0)
@@ -167,7 +166,7 @@ def weights_dtype(training: TrainingConfig, device: torch.device) -> torch.dtype
     return choose_dtype(training.precision, device)
 
 
-def freeze_decoder(model: PreTrainedModel, source: OpenedDecoder, training: TrainingConfig) -> None:
+def freeze_decoder(model: "transformers.PreTrainedModel", source: OpenedDecoder, training: TrainingConfig) -> None:
     """Let only what the recipe asks for have gradients; LoRA's adapters, which come later, have them. Beside these,
     gates are trained that are adapters themselves; those of a whole folder are part of the base."""
     if training.train == "gates" or (training.lora is not None and source.has_gates):

@@ -5,12 +5,12 @@ beside it, in CHECKPOINT/adapter. A checkpoint of a decoder is the adapters alon
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from braidlm.core.differences import listed
@@ -18,9 +18,11 @@ from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.adapters import adaptable, choose_names, lora, matrices, split_stacks
 from braidlm.core.models.folders import load_lineage
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.gating import find_parts
 from braidlm.training.recipe import LoraTrainingConfig
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 ADAPTER = "adapter"
 """A folder in the model's: beside its files, peft's configuration would make transformers load the base."""
@@ -54,9 +56,9 @@ class Lora:
 class Adapter(Lora):
     """An adapter on a Braid model, which alone is trained from then on."""
 
-    model: BraidForCausalLM
+    model: "BraidForCausalLM"
 
-    def __init__(self, model: BraidForCausalLM, config: LoraTrainingConfig, base: dict[str, Any]):
+    def __init__(self, model: "BraidForCausalLM", config: LoraTrainingConfig, base: dict[str, Any]):
         self.base = base  # which model it is, as in a lineage
         self.base_weights = model.state_dict()
         """The model's own weights, in the same memory, under the names that they have without adapters."""
@@ -81,7 +83,7 @@ class Adapter(Lora):
         return f"{made} trains {trained:,} parameters; {frozen:,} are frozen."
 
     @torch.no_grad()
-    def merged(self) -> BraidForCausalLM:
+    def merged(self) -> "BraidForCausalLM":
         """A model with the adapter in its matrices; the trained model's weights and its adapter stay as they are."""
         weights = dict(self.base_weights)
         for name in self.names:
@@ -103,7 +105,7 @@ class Adapter(Lora):
 class DecoderLora(Lora):
     """Adapters on the matrices of a decoder's layers; from then on these are trained, and all that was."""
 
-    def __init__(self, model: PreTrainedModel, config: LoraTrainingConfig, base: str):
+    def __init__(self, model: "transformers.PreTrainedModel", config: LoraTrainingConfig, base: str):
         """`base` is the name that the decoder is opened by without the adapters."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         found = layer_matrices(model)
@@ -125,7 +127,7 @@ def check_same_base(folder: Path, base: dict[str, Any]) -> None:
         raise BraidError("the model that these adapters were trained on has changed since", str(folder), todo)
 
 
-def layer_matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
+def layer_matrices(model: "transformers.PreTrainedModel") -> dict[str, nn.Module]:
     """The matrices in the layers of a decoder by name; gates are trained themselves."""
     prefix = f"{find_parts(model).layers_name}."
     return {
@@ -135,7 +137,7 @@ def layer_matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
     }
 
 
-def _chosen(model: BraidForCausalLM, config: LoraTrainingConfig) -> list[str]:
+def _chosen(model: "BraidForCausalLM", config: LoraTrainingConfig) -> list[str]:
     """The matrices that get adapters: those that are not frozen, and those of routers only if they are named. A matrix
     that layers share gets none, since what one layer adds could not be merged into it."""
     shared = {name.rpartition(".")[0] for both in model.tied.items() for name in both}

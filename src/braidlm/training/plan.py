@@ -23,8 +23,8 @@ from braidlm.model.routing.stacked import StackedLinear
 from braidlm.training.machines import GPU_MEMORY, PEAK_BF16, Machines
 from braidlm.training.monitoring.speed import TRAINING_FLOPS, tokens_of
 from braidlm.training.recipe import Recipe
+from braidlm.training.step.layout import Layout, alone_with_parameters, fitting, layout_of
 from braidlm.training.step.objective import Objective
-from braidlm.training.step.sharding import Layout, alone_with_parameters, fitting, layout_of
 from braidlm.training.trainable import TrainableBraid
 
 USABLE = 0.92  # the share of a GPU's memory that tensors can fill; the rest is CUDA's own and gaps between them

@@ -6,9 +6,9 @@ Its tokenizer prepares the data; what cannot be trained is refused before anythi
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel
+import transformers
 
 from braidlm.core import console
 from braidlm.core.differences import changes, with_changes
@@ -20,15 +20,16 @@ from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.model.compression import untrainable
 from braidlm.model.config.braid_config import Architecture, BraidConfig
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.gating import gates_of
-from braidlm.opening.members import MEMBERS
+from braidlm.opening.gating import MEMBERS, gates_of
 from braidlm.opening.names import find_or_fetch
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import find_tokenizer
 from braidlm.training.recipe import LoadedRecipe, Recipe
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
 """Options of an architecture that change how it is trained and not what it computes."""
@@ -73,7 +74,7 @@ def _tokenizer_folder(recipe: Recipe) -> Path:
     return decoder.folder
 
 
-def load_start(start: OpenedBraid, loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
+def load_start(start: OpenedBraid, loaded: LoadedRecipe, data: OpenData) -> "BraidForCausalLM":
     """The model's weights, in its own architecture or in one that differs only in how it is trained."""
     config, where = start.config, str(start.folder)
     check_vocabulary(config.vocab_size, data.tokenizer, where)
@@ -150,7 +151,7 @@ def open_decoder(recipe: Recipe) -> OpenedDecoder:
     return opened
 
 
-def train_gates_alone(model: PreTrainedModel) -> None:
+def train_gates_alone(model: "transformers.PreTrainedModel") -> None:
     """Freeze everything but the gates of a decoder or of a Braid model."""
     gates = gates_of(model)
     if not gates:

@@ -43,8 +43,8 @@ from braidlm.training.start_from import (
     train_gates_alone,
     use_routing_losses,
 )
+from braidlm.training.step.layout import shards_of
 from braidlm.training.step.parallel import Rank, join_group, main_first
-from braidlm.training.step.sharding import shards_of
 from braidlm.training.trainable import Trainable, TrainableBraid
 
 MAX_PROCESSES = 1 << 16  # more than any run has: a position that says more is damaged

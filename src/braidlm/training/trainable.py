@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from braidlm.core.decoding.decoder import Decoder, Sampling
 from braidlm.core.decoding.generation import Piece, continue_text
@@ -24,21 +24,21 @@ from braidlm.core.models.folders import WEIGHTS, write_around_weights, write_mod
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.kernels.lower import lower, replace_parts
 from braidlm.kernels.side_stream import SideStream
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.lora import Adapter
 from braidlm.training.saving.shards import write_whole
 from braidlm.training.step.objective import Objective
-from braidlm.training.step.sharding import whole_view
+from braidlm.training.step.spread import whole_view
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 
 class Trainable(ABC):
     """The contract. What has a default is what only some models have."""
 
-    model: PreTrainedModel  # the model, whose parameters with `requires_grad` are trained
+    model: "transformers.PreTrainedModel"  # the model, whose parameters with `requires_grad` are trained
     capturable: bool = True
     """Whether its passes never wait for the device, so that a step can be replayed as a graph."""
     compiled_by_default: bool = True  # whether torch.compile is known to serve it
@@ -105,9 +105,9 @@ class Trainable(ABC):
 class TrainableBraid(Trainable):
     """A Braid model whose own weights are trained, or an adapter on it."""
 
-    model: BraidForCausalLM
+    model: "BraidForCausalLM"
 
-    def __init__(self, model: BraidForCausalLM, adapter: Adapter | None = None):
+    def __init__(self, model: "BraidForCausalLM", adapter: Adapter | None = None):
         self.model, self.adapter = model, adapter
 
     def objective(self, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] = {}) -> Objective:

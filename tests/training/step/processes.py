@@ -41,7 +41,7 @@ def trained(case: Case, rank: Any, micro_batches: int) -> tuple[dict[str, Tensor
     from braidlm.model.config.strict import decode
     from braidlm.training.recipe import TrainingConfig
     from braidlm.training.step.parallel import sum_over_processes
-    from braidlm.training.step.sharding import whole_parameters
+    from braidlm.training.step.spread import whole_parameters
     from braidlm.training.step.step import Stepper
 
     torch.manual_seed(3)

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from braidlm.core.errors import BraidError
+from braidlm.training.step.layout import Layout, ParallelConfig, alone_with_parameters, choose_layout
 from braidlm.training.step.parallel import Rank
-from braidlm.training.step.sharding import Layout, ParallelConfig, alone_with_parameters, choose_layout
 from tests.tiny_decoders import save_decoder, save_gates
 from tests.training.step.processes import Case, run_all, trained
 
@@ -86,7 +86,7 @@ def test_where_weights_lie(
     weights: Any, processes: int, here: int, expected: Layout | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
-    monkeypatch.setattr("braidlm.training.step.sharding.broadcast", lambda value, _: value)
+    monkeypatch.setattr("braidlm.training.step.layout.broadcast", lambda value, _: value)
     rank = Rank(0, processes, torch.device("cpu"))
     assert choose_layout(ParallelConfig(weights), nn.Linear(2, 2), rank) == expected
 
@@ -98,8 +98,8 @@ def test_where_weights_lie(
 )
 def test_auto_takes_what_leaves_memory(memory: int, expected: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    monkeypatch.setattr("braidlm.training.step.sharding.broadcast", lambda value, _: value)
-    monkeypatch.setattr("braidlm.training.step.sharding.free_memory", lambda _: 8 * memory)
+    monkeypatch.setattr("braidlm.training.step.layout.broadcast", lambda value, _: value)
+    monkeypatch.setattr("braidlm.training.step.layout.free_memory", lambda _: 8 * memory)
     layer = nn.Linear(8, 8, bias=False)  # 1,024 bytes with gradients and moments
     assert choose_layout(ParallelConfig(), layer, Rank(0, 64, torch.device("cpu"))) == expected
 

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from transformers import GPT2Config, GPT2LMHeadModel
-
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.model_info import ModelInfo, stack_problems, window_problems
@@ -33,8 +31,7 @@ class GPT2Bridge(HuggingFaceBridge):
     """GPT2LMHeadModel."""
 
     title = "GPT-2"
-    config_class = GPT2Config
-    model_class = GPT2LMHeadModel
+    model_type = "gpt2"
     body = "transformer."
     embedding = "transformer.wte.weight"
     ignorable = {

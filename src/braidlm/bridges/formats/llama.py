@@ -6,8 +6,6 @@ from dataclasses import fields
 from itertools import groupby
 from typing import Any, ClassVar
 
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
-
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.model_info import ModelInfo, stack_problems, window_problems
@@ -33,8 +31,7 @@ class LlamaBridge(HuggingFaceBridge):
     """LlamaForCausalLM, and the base of the formats that differ from it in windows and biases."""
 
     title = "Llama"
-    config_class = LlamaConfig
-    model_class = LlamaForCausalLM
+    model_type = "llama"
     body = "model."
     embedding = "model.embed_tokens.weight"
     pairs: ClassVar[str] = "half"
@@ -230,8 +227,7 @@ class MistralBridge(LlamaBridge):
     """MistralForCausalLM."""
 
     title = "Mistral"
-    config_class = MistralConfig
-    model_class = MistralForCausalLM
+    model_type = "mistral"
 
     def import_problems(self, config: Any) -> list[str]:
         kinds = sorted(set(getattr(config, "layer_types", None) or ()))
@@ -265,8 +261,7 @@ class Qwen2Bridge(LlamaBridge):
     """Qwen2ForCausalLM."""
 
     title = "Qwen2"
-    config_class = Qwen2Config
-    model_class = Qwen2ForCausalLM
+    model_type = "qwen2"
     zero_biases = True
 
     def import_problems(self, config: Any) -> list[str]:

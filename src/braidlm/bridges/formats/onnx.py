@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, TensorMapping, bridges
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import fill
 from braidlm.core.models.logits import Probe, check_promise
 from braidlm.model.compression import untrainable
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.routing.router import TopKRouter
 
 GRAPH = "model.onnx"
@@ -53,7 +54,7 @@ class GivenCache:
 class CachedPass(nn.Module):
     """What the graph computes: logits and the cache of all tokens, from new tokens and the cache of those before."""
 
-    def __init__(self, model: BraidForCausalLM):
+    def __init__(self, model: LanguageModel):
         super().__init__()
         self.model = model
 
@@ -99,7 +100,7 @@ class OnnxTarget(ExportTarget):
     @torch.no_grad()
     def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
         own = self.info.tensors.items()
-        model = fill(self.info.model, {name: tensors[name].to(tensor.dtype) for name, tensor in own})
+        model = fill(skeleton(self.info.config), {name: tensors[name].to(tensor.dtype) for name, tensor in own})
         batch, time, past = 2, 3, 5  # of the example; the graph holds for any
         ids, mask = torch.zeros(batch, time, dtype=torch.long), torch.ones(batch, past + time, dtype=torch.long)
         model(ids)  # ends of bytes find out what no graph can

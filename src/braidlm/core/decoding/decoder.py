@@ -12,7 +12,7 @@ from braidlm.core.devices import check_memory
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, CountOrZero, Probability, Seed, Temperature
 from braidlm.model.config.strict import decode
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.span import Masks
 
 SMALLEST = torch.finfo(torch.float32).tiny
@@ -152,7 +152,7 @@ class TokenDecoder(ABC):
 class Decoder(TokenDecoder):
     """Decodes `batch` texts of at most `length` tokens with one model; reusable, its graph is captured once."""
 
-    def __init__(self, model: BraidForCausalLM, batch: int, length: int, graph: bool | None = None):
+    def __init__(self, model: LanguageModel, batch: int, length: int, graph: bool | None = None):
         limit = model.model.positions.limit
         self.model = model.eval()
         self.length = length if limit is None else min(length, limit)

@@ -17,8 +17,8 @@ from braidlm.core.decoding.decoder import Decoder, OpenTexts, Sampling, check_nu
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Layers, Probability
 from braidlm.model.config.strict import decode
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.layer_skip import check_exit, exit_layers, run_layers
-from braidlm.model.modeling_braid import BraidForCausalLM
 
 ROUNDING = 64
 """Logits of the two ways differ by less than half of so many roundings of the largest; a test measures it."""
@@ -27,7 +27,7 @@ ROUNDING = 64
 class SpeculativeDecoder(Decoder):
     """Drafts with the layers up to `layer`, whose keys and values are exact: the verifying pass begins after it."""
 
-    def __init__(self, model: BraidForCausalLM, batch: int, length: int, layer: int, drafts: int):
+    def __init__(self, model: LanguageModel, batch: int, length: int, layer: int, drafts: int):
         super().__init__(model, batch, length)
         self.layer, self.drafts = layer, drafts
         self.drafted = self.accepted = 0
@@ -152,7 +152,7 @@ class EarlyExit:
             what = "tokens either leave early when the model is sure, or are drafts that the whole model verifies"
             raise BraidError(what, todo="Give a confidence, or a number of tokens to speculate on.")
 
-    def check(self, model: BraidForCausalLM) -> None:
+    def check(self, model: LanguageModel) -> None:
         """Refuse a layer that the model cannot be left after."""
         if self.layer is not None:
             check_exit(model.model.stages, model.model.width_out, self.layer)
@@ -169,13 +169,13 @@ class EarlyExit:
             what = "only a layer before the last can draft tokens or be left early"
             raise BraidError(what, todo=f"Such layers of this model: {', '.join(map(str, early)) or 'none'}.")
 
-    def prepare(self, model: BraidForCausalLM) -> None:
+    def prepare(self, model: LanguageModel) -> None:
         """Check, and let the passes of a model end after `layer` if nothing else is asked for."""
         self.check(model)
         if self.layer is not None and self.speculate is None and self.confidence is None:
             leave_after(model, self.layer)
 
-    def decoder(self, model: BraidForCausalLM, batch: int, length: int) -> Decoder:
+    def decoder(self, model: LanguageModel, batch: int, length: int) -> Decoder:
         """The decoder for `batch` texts of at most `length` tokens of a model that is prepared."""
         if self.speculate is not None:
             return SpeculativeDecoder(model, batch, length, self.layer or drafting_layer(model), self.speculate)
@@ -185,18 +185,18 @@ class EarlyExit:
         return Decoder(model, batch, length)
 
 
-def early_layers(model: BraidForCausalLM) -> list[int]:
+def early_layers(model: LanguageModel) -> list[int]:
     """The layers before the last after which the model can be left."""
     depth = model.config.decoded.depth
     return [layer for layer in exit_layers(model.model.stages, model.model.width_out) if layer < depth]
 
 
-def drafting_layer(model: BraidForCausalLM) -> int:
+def drafting_layer(model: LanguageModel) -> int:
     """The layer that drafts are made by if nobody says which: about one in four of all."""
     return min(early_layers(model), key=lambda layer: abs(layer * 4 - model.config.decoded.depth))
 
 
-def leave_after(model: BraidForCausalLM, layer: int) -> None:
+def leave_after(model: LanguageModel, layer: int) -> None:
     """Let every pass of a model end after a layer: the last norm and the head read the stream there."""
     check_exit(model.model.stages, model.model.width_out, layer)
     model.config.num_hidden_layers = layer
@@ -209,7 +209,7 @@ class ConfidentDecoder(Decoder):
     keys and values are those of full passes, and the exits are the only difference.
     """
 
-    def __init__(self, model: BraidForCausalLM, batch: int, length: int, layers: list[int], confidence: float):
+    def __init__(self, model: LanguageModel, batch: int, length: int, layers: list[int], confidence: float):
         super().__init__(model, batch, length, graph=False)
         self.confidence = confidence
         self.segments = list(zip([0, *layers], [*layers, None], strict=True))

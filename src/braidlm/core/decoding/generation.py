@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, TokenDecoder, decode_tokens
 from braidlm.core.decoding.early_exits import SpeculativeDecoder, decode_speculatively
@@ -20,7 +20,7 @@ from braidlm.core.recipes import recipe_root
 from braidlm.core.tokenizer import Tokenizer, pause_tokens
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.strict import decode
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.span import positions_from_mask
 
 DEFAULT_PROMPTS = "papaformer"
@@ -91,7 +91,7 @@ def _from_json(line: str, where: str) -> Prompt:
 class TransformersDecoder(TokenDecoder):
     """Decodes texts of at most `length` tokens with a model of transformers, which keeps keys and values itself."""
 
-    def __init__(self, model: PreTrainedModel, length: int):
+    def __init__(self, model: "transformers.PreTrainedModel", length: int):
         limit = getattr(model.config, "max_position_embeddings", None)
         self.model: Any = model.eval()
         self.length = length if limit is None else min(length, limit)
@@ -127,9 +127,9 @@ class TransformersDecoder(TokenDecoder):
         return output.logits[:, -1]  # type: ignore[no-any-return]
 
 
-def decoder_for(model: PreTrainedModel, batch: int, length: int) -> TokenDecoder:
+def decoder_for(model: "transformers.PreTrainedModel", batch: int, length: int) -> TokenDecoder:
     """The plain decoder of a model, Braid's or transformers', for `batch` texts of at most `length` tokens."""
-    if isinstance(model, BraidForCausalLM):
+    if isinstance(model, LanguageModel):
         return Decoder(model, batch, length)
     return TransformersDecoder(model, length)
 
@@ -198,7 +198,7 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def continue_text(
-    model: PreTrainedModel,
+    model: "transformers.PreTrainedModel",
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     max_tokens: int = 100,
@@ -235,13 +235,15 @@ def continue_text(
 
 
 def next_tokens(
-    model: PreTrainedModel, tokenizer: Tokenizer, prompts: Sequence[str], count: int, pauses: int = 0
+    model: "transformers.PreTrainedModel", tokenizer: Tokenizer, prompts: Sequence[str], count: int, pauses: int = 0
 ) -> list[list[NextToken]]:
     """The `count` most probable tokens after each prompt, with the model's own probabilities (temperature 1)."""
     return [next_after(model, tokenizer, ids, count) for ids in encode_prompts(tokenizer, prompts, pauses)]
 
 
-def next_after(model: PreTrainedModel, tokenizer: Tokenizer, ids: Sequence[int], count: int) -> list[NextToken]:
+def next_after(
+    model: "transformers.PreTrainedModel", tokenizer: Tokenizer, ids: Sequence[int], count: int
+) -> list[NextToken]:
     """The `count` most probable tokens after those of `ids`."""
     logits = decoder_for(model, 1, len(ids) + 1).prefill(torch.tensor([list(ids)], device=model.device))
     best = logits[0].float().softmax(-1).topk(min(count, logits.shape[-1]))

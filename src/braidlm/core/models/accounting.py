@@ -1,10 +1,11 @@
 """What a model costs: parameters, active parameters, FLOPs, memory; counted from the modules themselves."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from braidlm.core.devices import weights_bytes
 from braidlm.core.errors import BraidError
@@ -14,9 +15,12 @@ from braidlm.model.config.ranges import Length
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import Gate
 from braidlm.model.heads.ends import Embedding
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import Body, LanguageModel, tie
 from braidlm.model.paths.parallel import ParallelStage
 from braidlm.model.routing.stacked import StackedLinear
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 
 @dataclass
@@ -31,8 +35,40 @@ class Cost:
         return Cost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
-def skeleton(config: BraidConfig) -> BraidForCausalLM:
-    """The model without memory for its weights: enough to count them."""
+class CountedModel(LanguageModel):
+    """A model without memory for its weights and without what runs it: enough to look at its parts and count them."""
+
+    def __init__(self, config: BraidConfig):
+        super().__init__()
+        self.config = config
+        with torch.device("meta"), _NoInitialisation():
+            self.model = _CountedBody(config)
+            self.add_head(config)
+        tie(self)
+
+
+class _CountedBody(Body):
+    """The body of one."""
+
+    def __init__(self, config: BraidConfig):
+        super().__init__()
+        self.config = config
+        self.add_parts(config)
+
+
+class _NoInitialisation(TorchFunctionMode):
+    """Weights without memory are not drawn: for that torch would import its compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"] if kwargs else args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def skeleton(config: BraidConfig) -> "BraidForCausalLM":
+    """The model without memory for its weights: to be filled, or planned."""
+    from braidlm.model.modeling_braid import BraidForCausalLM  # what only counts does without transformers' classes
+
     with torch.device("meta"):
         return BraidForCausalLM(config)
 
@@ -75,12 +111,12 @@ def weights_in(module: nn.Module, name: str, parameter: Any) -> int:
     return represented if name == "weight" else 0
 
 
-def model_cost(model: BraidForCausalLM, length: int | None = None) -> Cost:
+def model_cost(model: LanguageModel, length: int | None = None) -> Cost:
     """The whole model's cost, a shared matrix counted once (its products still cost FLOPs)."""
     return cost_of(model, length or model.config.max_position_embeddings)
 
 
-def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict[str, Any]]:
+def stage_table(model: LanguageModel, length: int | None = None) -> list[dict[str, Any]]:
     """One row for embedding, positions, each stage, norm and head."""
     length = length or model.config.max_position_embeddings
     body = model.model
@@ -118,7 +154,7 @@ def cost_facts(cost: Cost, length: int, cached: int, compressed: int | None = No
     return {**vars(cost), "length": length, **others, "memory": memory}
 
 
-def model_facts(model: BraidForCausalLM, length: int | None = None) -> dict[str, Any]:
+def model_facts(model: LanguageModel, length: int | None = None) -> dict[str, Any]:
     """What a model (a skeleton will do) costs: its size, a token at sequences of `length` or the context, memory."""
     decode(Length | None, length, "length")
     config = model.config

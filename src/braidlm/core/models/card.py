@@ -18,7 +18,7 @@ from braidlm.core.report.rendering import part_markdown
 from braidlm.core.report.report import Table
 from braidlm.model.compression import untrainable
 from braidlm.model.gates import Gate
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.paths.switches import module_routers, path_names
 
 CARD = "README.md"
@@ -139,7 +139,7 @@ def results_section(results: Mapping[str, Mapping[str, Any]]) -> str:
     return f"## Evaluation\n\n{part_markdown(Table(('task', 'metric', 'score', 'items'), rows))}\n"
 
 
-def model_card(name: str, lineage: dict[str, Any], model: BraidForCausalLM | None = None, use: str = "") -> str:
+def model_card(name: str, lineage: dict[str, Any], model: LanguageModel | None = None, use: str = "") -> str:
     """The whole page; without a `model`, that of a folder of another format: `use` says how it is used."""
     options = lineage.get("options")
     chosen = ", ".join(_options(options)) if isinstance(options, dict) else ""
@@ -262,7 +262,7 @@ def _hub_models(lineage: Any) -> Iterator[str]:
         yield from _hub_models(inner)
 
 
-def _facts(model: BraidForCausalLM) -> list[tuple[str, Any]]:
+def _facts(model: LanguageModel) -> list[tuple[str, Any]]:
     cost, architecture = model_cost(model), model.config.decoded
     forms = ", ".join(choice.kind for choice in architecture.compression)
     return [
@@ -277,7 +277,7 @@ def _facts(model: BraidForCausalLM) -> list[tuple[str, Any]]:
     ]
 
 
-def _parts(model: BraidForCausalLM) -> Iterator[tuple[Any, ...]]:
+def _parts(model: LanguageModel) -> Iterator[tuple[Any, ...]]:
     for row in stage_table(model):
         paths = f" of {', '.join(row['paths'])} ({row['join']})" if "paths" in row else ""
         paths += f", shared: {row['shared']}" if "shared" in row else ""

@@ -9,7 +9,7 @@ from copy import deepcopy
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -31,8 +31,11 @@ from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import ADVICE
 from braidlm.model.heads.ends import ModelEnd
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.paths.switches import switch_off_modules, use_paths
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 transformers_logging.disable_progress_bar()
 
@@ -45,7 +48,7 @@ LINEAGE_KINDS = {"training": dict, "sources": list, "versions": dict, "weights":
 
 
 def save_model(
-    model: BraidForCausalLM,
+    model: "BraidForCausalLM",
     out: Path | str,
     tokenizer: Tokenizer | None,
     lineage: dict[str, Any],
@@ -59,7 +62,7 @@ def save_model(
 
 
 def write_model_files(
-    model: BraidForCausalLM, folder: Path, tokenizer: Tokenizer | None, lineage: dict[str, Any], name: str
+    model: "BraidForCausalLM", folder: Path, tokenizer: Tokenizer | None, lineage: dict[str, Any], name: str
 ) -> None:
     """The files of a model folder, into a folder that the caller makes final."""
     write_around_weights(model, folder, tokenizer, name)
@@ -67,7 +70,7 @@ def write_model_files(
     write_record(model, folder, tokenizer, lineage, name)
 
 
-def write_around_weights(model: BraidForCausalLM, folder: Path, tokenizer: Tokenizer | None, name: str) -> None:
+def write_around_weights(model: "BraidForCausalLM", folder: Path, tokenizer: Tokenizer | None, name: str) -> None:
     """The tokenizer of a model folder, after a check that the model knows it, and what generation needs to know."""
     config = model.config
     if tokenizer is not None:
@@ -81,15 +84,15 @@ def write_around_weights(model: BraidForCausalLM, folder: Path, tokenizer: Token
                 raise BraidError(what, name, todo)
         set_special_ids(config, tokenizer)
         tokenizer.save(folder)
-    model.generation_config = GenerationConfig(
+    model.generation_config = generation = GenerationConfig(
         eos_token_id=config.eos_token_id, bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id
     )
     if tokenizer is not None and tokenizer.pause_id is not None:
-        model.generation_config.suppress_tokens = [tokenizer.pause_id]  # it was never trained as the next token
+        generation.suppress_tokens = [tokenizer.pause_id]  # it was never trained as the next token
 
 
 def write_record(
-    model: BraidForCausalLM, folder: Path, tokenizer: Tokenizer | None, lineage: dict[str, Any], name: str
+    model: "BraidForCausalLM", folder: Path, tokenizer: Tokenizer | None, lineage: dict[str, Any], name: str
 ) -> None:
     """Lineage and card of a model folder whose weights are written."""
     record = write_lineage(folder, tokenizer, lineage, {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)})
@@ -112,7 +115,7 @@ def write_lineage(
     return record
 
 
-def read_tokenizer(model: BraidForCausalLM, tokenizer: Tokenizer) -> None:
+def read_tokenizer(model: "BraidForCausalLM", tokenizer: Tokenizer) -> None:
     """Let a new model's embedding and head know the bytes of its tokens, where they read or write these."""
     for end in (model.model.embedding, model.head):
         end.read_tokenizer(tokenizer.token_bytes)
@@ -138,7 +141,7 @@ def load_model(
     paths: Sequence[str] | None = None,
     config: BraidConfig | None = None,
     without: Sequence[str] | None = None,
-) -> BraidForCausalLM:
+) -> "BraidForCausalLM":
     """A model folder in memory, in evaluation mode, after every tensor has been checked against its configuration.
 
     With `paths`, only these are active; by default those that the folder says, all unless it says otherwise. Modules
@@ -159,7 +162,7 @@ def load_model(
     return model.to(device)
 
 
-def fill(model: BraidForCausalLM, tensors: dict[str, Tensor]) -> BraidForCausalLM:
+def fill(model: "BraidForCausalLM", tensors: dict[str, Tensor]) -> "BraidForCausalLM":
     """Give a skeleton its weights, which become its own without a second copy; it is then in evaluation mode.
 
     What is tied has its tensor under the name that it is saved under.
@@ -181,7 +184,7 @@ def errors_of_transformers(path: Path) -> Iterator[None]:
         raise BraidError(f"transformers cannot open this: {first}", str(path)) from error
 
 
-def switch(model: BraidForCausalLM, paths: Sequence[str] | None, without: Sequence[str] | None, folder: Path) -> None:
+def switch(model: LanguageModel, paths: Sequence[str] | None, without: Sequence[str] | None, folder: Path) -> None:
     """Let a model use these paths alone, and have these modules switched off; its configuration says so too."""
     with errors_at(str(folder)):
         if paths is not None:
@@ -240,7 +243,7 @@ def load_lineage(folder: Path | str) -> dict[str, Any] | None:
     return lineage
 
 
-def check_weights(folder: Path, model: BraidForCausalLM) -> None:
+def check_weights(folder: Path, model: LanguageModel) -> None:
     """Every tensor of a skeleton is there with its shape and finite numbers, none is left over, and the file is the
     saved one."""
     path = folder / WEIGHTS

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,15 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
 from braidlm.model.feed.feeds import RoutedFeedStack
 from braidlm.model.heads.ends import ModelEnd
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead, MixtureHead, PerPathNorm
 from braidlm.model.paths.joins import GumbelJoin, Join, SameWidthJoin, SharedLinear
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage, blocks_in_layer
 from braidlm.model.paths.project import ProjectStage
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.model.stages import BlockStage
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 TRAINED_BYTES = 12
 """The bytes that training needs for a parameter beside its own four: gradient and AdamW's moments in float32."""
@@ -77,13 +79,13 @@ def fresh_parts(account: Account) -> list[str]:
     return list(dict.fromkeys(origin.kind for origin in account.fresh.values()))
 
 
-def shows_routes(model: BraidForCausalLM, paths: Sequence[PathModel]) -> bool:
+def shows_routes(model: "BraidForCausalLM", paths: Sequence[PathModel]) -> bool:
     """Whether `braid routes` can tell which path a token takes: there is a router, or paths as wide as the join."""
     joins, widths = routing_modules(model), {path.width for path in paths}
     return any(not isinstance(one, Join) or hasattr(one, "router") or widths == {one.width_out} for one in joins)
 
 
-def _alignment(model: BraidForCausalLM, paths: Sequence[PathModel]) -> list[str]:
+def _alignment(model: "BraidForCausalLM", paths: Sequence[PathModel]) -> list[str]:
     """Which of each path's blocks, counted from 0, are in which layer."""
     rows = [["blocks in", *(f"{path.name} (width {path.width}, {path.depth} blocks)" for path in paths)]]
     before = [0] * len(paths)
@@ -100,7 +102,7 @@ def _alignment(model: BraidForCausalLM, paths: Sequence[PathModel]) -> list[str]
     return columns(rows)
 
 
-def _stacking(model: BraidForCausalLM, paths: Sequence[PathModel]) -> str:
+def _stacking(model: "BraidForCausalLM", paths: Sequence[PathModel]) -> str:
     """Whether the paths are computed together, and else why not."""
     if all(layer.stack is not None for layer in model.modules() if isinstance(layer, ParallelLayer)):
         return "the paths have one shape and are computed as one stacked product"
@@ -120,7 +122,7 @@ AVERAGED_HEAD = {"weight": "side by side", "bias": "stacked"}
 """How the head of an average is made of linear heads."""
 
 
-def account_for(model: BraidForCausalLM, paths: Sequence[PathModel]) -> Account:
+def account_for(model: "BraidForCausalLM", paths: Sequence[PathModel]) -> Account:
     """The account of composing `paths` into `model`, which may be on the meta device."""
     tensors, account = targets(model), Account()
     origins = account.origins

@@ -25,7 +25,8 @@ from braidlm.model.paths.switches import use_paths
 from braidlm.opening.braid import BRAID, FROM_THE_SOURCE
 from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.gated_folders import write_whole_files
-from braidlm.opening.members import MEMBERS, members_config, of_decoders, without_members
+from braidlm.opening.gating import MEMBERS
+from braidlm.opening.members import members_config, of_decoders, without_members
 from braidlm.opening.opened_model import OpenedModel
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,15 @@ from braidlm.model.config.ranges import Positive, Range
 from braidlm.model.config.registry import ADVICE, Choice, NoOptions, Registry
 from braidlm.model.config.strict import encode
 from braidlm.model.heads.ends import embeddings, heads
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import PosteriorHead
 from braidlm.model.paths.joins import JoinConfig, joins
 from braidlm.model.paths.parallel import PathConfig
 from braidlm.model.stages import LowRank
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.opened_model import OpenedModel
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 
 @dataclass(frozen=True)
@@ -280,7 +282,7 @@ def check_no_layout(**options: object) -> None:
 
 
 @torch.no_grad()
-def check_averaged(paths: Sequence[PathModel], composed: BraidForCausalLM) -> None:
+def check_averaged(paths: Sequence[PathModel], composed: "BraidForCausalLM") -> None:
     """Compare the composed model's probabilities with those of the models run apart, one after another."""
     ids = probe_ids(composed.config)
     sources = [path.source for path in paths if path.source is not None]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,11 @@ from braidlm.edits.modules import (
     still_frozen,
 )
 from braidlm.model.config.strict import encode
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import FREEZABLE, switch_off_modules
 from braidlm.opening.braid import OpenedBraid
+
+if TYPE_CHECKING:
+    from braidlm.model.modeling_braid import BraidForCausalLM
 
 LEFT = ("blocks", "modules", "embedding", "head")
 """What training from the composed folder leaves as it is: it changes the routers alone."""
@@ -178,7 +180,7 @@ def _base_of(source: OpenedBraid, tensor: str, modules: Modules | None) -> Tenso
 
 
 @torch.no_grad()
-def _check_each(models: Mapping[str, OpenedBraid], owners: Sequence[Owner], composed: BraidForCausalLM) -> None:
+def _check_each(models: Mapping[str, OpenedBraid], owners: Sequence[Owner], composed: "BraidForCausalLM") -> None:
     """With the modules of the others switched off, the model must be each owner's."""
     ids = probe_ids(composed.config)
     for owner in owners:
@@ -224,7 +226,7 @@ def plan_without_modules(source: OpenedBraid, patterns: Sequence[str]) -> EditPl
 
 
 @torch.no_grad()
-def _check_without(source: OpenedBraid, gone: Sequence[str], edited: BraidForCausalLM) -> None:
+def _check_without(source: OpenedBraid, gone: Sequence[str], edited: "BraidForCausalLM") -> None:
     """The model must give what the old one gives with these modules switched off."""
     old, ids = source.load(dtype=torch.float32), probe_ids(edited.config)
     switch_off_modules(old, gone)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import BraidError
 
@@ -70,7 +70,7 @@ class BackendLayer(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, options: dict[str, Any]
     ) -> Tensor:
         """Outputs [batch, head, time, dim] of queries; `options` are what the caller of the model has added."""
-        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         query, key, value = (self.own_heads(x) for x in (query, key, value))
         own = {"dropout": dropout, "scaling": self.scaling, "sliding_window": self.sliding_window}
         output, _ = attend(self, query, key, value, mask, **own, **options)

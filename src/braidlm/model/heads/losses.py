@@ -31,3 +31,8 @@ def shift_labels(labels: Tensor) -> Tensor:
 def _in_float32(logits: Tensor) -> Tensor:
     """The logits in float32, or in float64 where they have it."""
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def share_of_batch(real: Tensor, count: Tensor | float | None) -> Tensor | float:
+    """The weight of a micro-batch's routing loss: its share of the batch's tokens, as for the next-token loss."""
+    return 1.0 if count is None else real.sum() / count

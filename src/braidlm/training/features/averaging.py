@@ -15,7 +15,7 @@ from braidlm.model.config.ranges import Count, Probability, Rate
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf
 from braidlm.training.features.feature import Feature, Setup, feature
-from braidlm.training.step.sharding import local, put, whole_view
+from braidlm.training.step.spread import local, put, whole_view
 
 averages = Registry("average of weights")
 STEPS, AVERAGE, OWN = "steps", "average", "own"

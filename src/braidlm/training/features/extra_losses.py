@@ -28,9 +28,9 @@ from braidlm.kernels.ops.soft_head_loss import SoftTargets
 from braidlm.model.config.ranges import NonNegative
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.training.features.feature import Feature, Setup, feature
-from braidlm.training.step.sharding import put
+from braidlm.training.step.spread import put
 
 extra_losses = Registry("extra loss")
 
@@ -47,7 +47,7 @@ class ExtraLossConfig:
 class TrainingPass:
     """One forward pass over a micro-batch."""
 
-    model: BraidForCausalLM
+    model: LanguageModel
     inputs: Tensor  # [batch, time] token ids
     labels: Tensor  # [batch, time]: the token that each position predicts, or IGNORED
     count: Tensor
@@ -78,7 +78,7 @@ class ExtraLoss(Feature, nn.Module):
     has_soft_targets: bool = False
     """Whether `forward` is a divergence from `soft_targets`, so that the lowered pass can compute it."""
 
-    def __init__(self, config: Any, model: BraidForCausalLM):
+    def __init__(self, config: Any, model: LanguageModel):
         super().__init__()
         self.config = config
 
@@ -141,7 +141,7 @@ class ExtraLosses(Feature):
 
     @classmethod
     def make(cls, setup: Setup) -> Sequence[Feature]:
-        if not isinstance(setup.model, BraidForCausalLM):
+        if not isinstance(setup.model, LanguageModel):
             return []
         made = build_extra_losses(setup.training.losses, setup.model)
         for loss in made.values():
@@ -151,7 +151,7 @@ class ExtraLosses(Feature):
         return list(made.values())
 
 
-def build_extra_losses(choices: Sequence[Choice], model: BraidForCausalLM) -> dict[str, ExtraLoss]:
+def build_extra_losses(choices: Sequence[Choice], model: LanguageModel) -> dict[str, ExtraLoss]:
     """The losses of a recipe, by name."""
     device = next(model.parameters()).device
     built = {choice.kind: extra_losses.build(choice, model).to(device).train() for choice in choices}

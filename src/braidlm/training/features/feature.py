@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
@@ -43,7 +43,7 @@ T = TypeVar("T")
 class Setup:
     """What features are made from; there is no data where steps are run without a loop."""
 
-    model: PreTrainedModel
+    model: "transformers.PreTrainedModel"
     training: Any  # the recipe's `training` section, which has the keys of all features
     rank: Rank
     dtype: torch.dtype

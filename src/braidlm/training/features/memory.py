@@ -19,7 +19,7 @@ from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
 from braidlm.model.attention.attention import ABSENT
 from braidlm.model.config.ranges import Range
-from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
+from braidlm.model.language_model import Body, LanguageModel
 from braidlm.model.span import make_masks
 from braidlm.training.features.feature import Feature, Part, Setup, feature
 
@@ -48,7 +48,7 @@ class Memory(NamedTuple):
 
 
 def empty_memory(
-    model: BraidForCausalLM, length: int, rows: int, device: torch.device, dtype: torch.dtype
+    model: LanguageModel, length: int, rows: int, device: torch.device, dtype: torch.dtype
 ) -> Memory | None:
     """A memory of `length` tokens in which there is nothing yet; None for a length of 0."""
     body = model.model
@@ -59,7 +59,7 @@ def empty_memory(
     return Memory(keys, tuple(map(torch.zeros_like, keys)), torch.zeros(rows, dtype=torch.long, device=device))
 
 
-def check_positions(model: BraidForCausalLM) -> None:
+def check_positions(model: LanguageModel) -> None:
     """Refuse a model whose positions have no place for a memory."""
     for head_dim in model.model.head_dims:
         try:
@@ -88,7 +88,7 @@ class MemoryCache:
         self.keys[slot], self.values[slot] = (x.detach()[:, :, -self.memory.length :] for x in (keys, values))
         return keys, values
 
-    def span_options(self, body: BraidModel, time: int) -> dict[str, Any]:
+    def span_options(self, body: Body, time: int) -> dict[str, Any]:
         """The options of the span of a pass over `time` tokens, in which a row sees what is there of its memory."""
         past, device = self.memory.length, self.filled.device
         # One position for all rows, also for those that begin: only distances count.
@@ -99,7 +99,7 @@ class MemoryCache:
         return {"position_ids": positions, "cache": self, "masks": masks}
 
     @torch.no_grad()
-    def after(self, body: BraidModel, time: int) -> Memory:
+    def after(self, body: Body, time: int) -> Memory:
         """The memory for the chunk after this one, which had `time` tokens."""
         rotated = self.keys[: len(body.attentions)]  # behind them stands what a head has read
         moved = (body.positions.moved_back(key, time) for key in rotated)
@@ -150,13 +150,13 @@ class ChunkMemory(Feature):
             yield BraidError(what, todo="Add data.chunking=consecutive.")
 
     @classmethod
-    def check_model(cls, model: BraidForCausalLM, training: Any, data: DataConfig) -> None:
+    def check_model(cls, model: LanguageModel, training: Any, data: DataConfig) -> None:
         check_positions(model)
 
     @classmethod
     def make(cls, setup: Setup) -> Sequence[Feature]:
         length, rows = memory_length(setup.training, setup.data), setup.training.batch * setup.training.accumulation
-        if not isinstance(setup.model, BraidForCausalLM):
+        if not isinstance(setup.model, LanguageModel):
             return []
         memory = empty_memory(setup.model, length, rows, setup.rank.device, setup.dtype)
         if memory is None:

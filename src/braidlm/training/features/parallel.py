@@ -9,12 +9,12 @@ from braidlm.core.errors import BraidError
 from braidlm.data.loading.config import DataConfig
 from braidlm.training.features.feature import Feature, Setup, feature
 from braidlm.training.step.expert_parallel import check_banks
-from braidlm.training.step.sharding import ParallelConfig
+from braidlm.training.step.layout import ParallelConfig
 
 
 @feature("training.parallel")
 class Parallel(Feature):
-    """What the step itself does (`step/sharding.py`); the feature has its key and its refusals."""
+    """What the step itself does (`step/layout.py`, `step/sharding.py`); the feature has its key and its refusals."""
 
     @dataclass
     class Keys:

@@ -24,7 +24,8 @@ from braidlm.training.monitoring.tracking import Tracker
 from braidlm.training.recipe import Recipe, SampleConfig
 from braidlm.training.step.compute import StarvedThreads, autocast
 from braidlm.training.step.parallel import Rank, sum_over_processes
-from braidlm.training.step.sharding import gathered_ends, is_spread
+from braidlm.training.step.sharding import gathered_ends
+from braidlm.training.step.spread import is_spread
 from braidlm.training.step.step import Stepper, StepReport
 from braidlm.training.trainable import Trainable
 

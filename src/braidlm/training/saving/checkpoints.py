@@ -34,7 +34,7 @@ from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS
 from braidlm.training.saving.shards import Shards, finished, start_writing, weights_apart
 from braidlm.training.saving.state import RANK, SHARDS, StepState, read_state, write_state
 from braidlm.training.step.parallel import Rank, wait_for_all
-from braidlm.training.step.sharding import is_spread, whole_parameters
+from braidlm.training.step.spread import is_spread, whole_parameters
 
 T = TypeVar("T")
 STATES_KEPT = 2

@@ -31,7 +31,7 @@ from braidlm.training.features.feature import Feature
 from braidlm.training.saving.shards import Shards
 from braidlm.training.step.optimizers.contract import Optimizer, state_keys
 from braidlm.training.step.parallel import Rank
-from braidlm.training.step.sharding import lying_as, whole_view
+from braidlm.training.step.spread import lying_as, whole_view
 from braidlm.training.trainable import Trainable
 
 OPTIMIZER = "optimizer.safetensors"

@@ -18,14 +18,14 @@ from functools import partial
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from braidlm.core import console
 from braidlm.model.routing.dispatch import supports_grouped_mm
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.training.step.parallel import Rank
-from braidlm.training.step.sharding import is_spread
+from braidlm.training.step.spread import is_spread
 from braidlm.training.trainable import Trainable
 
 TRIALS, THREAD_TRIALS = 3, 2
@@ -95,7 +95,11 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 
 
 def choose_compute(
-    model: PreTrainedModel, lowered: set[nn.Module], shape: tuple[int, int], rank: Rank, dtype: torch.dtype
+    model: "transformers.PreTrainedModel",
+    lowered: set[nn.Module],
+    shape: tuple[int, int],
+    rank: Rank,
+    dtype: torch.dtype,
 ) -> Choices:
     """Measure the parts whose `compute` is `measured` and that no kernel serves, on batches of `shape`. Where weights
     lie on several processes no part is whole by itself: they follow the rule without a measurement."""
@@ -117,7 +121,7 @@ def choose_compute(
     return choices
 
 
-def use_compute(model: PreTrainedModel, choices: Choices) -> None:
+def use_compute(model: "transformers.PreTrainedModel", choices: Choices) -> None:
     """Let routed parts compute as chosen, and say so."""
     for name, choice in choices.items():
         model.get_submodule(name).compute = choice  # type: ignore[assignment]
@@ -127,7 +131,9 @@ def use_compute(model: PreTrainedModel, choices: Choices) -> None:
         console.say(f"Routed parts: {each}, the faster here.")
 
 
-def _inputs_of(model: PreTrainedModel, parts: dict[str, nn.Module], ids: Tensor) -> dict[str, tuple[Any, ...]]:
+def _inputs_of(
+    model: "transformers.PreTrainedModel", parts: dict[str, nn.Module], ids: Tensor
+) -> dict[str, tuple[Any, ...]]:
     """What each part reads in a forward pass."""
     inputs: dict[str, tuple[Any, ...]] = {}
 

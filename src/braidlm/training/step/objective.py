@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from braidlm.core.errors import BraidError
 from braidlm.model.attention.attention import Softmax
 from braidlm.model.attention.positions import NoPositions
-from braidlm.model.heads.losses import IGNORED
+from braidlm.model.heads.losses import IGNORED, share_of_batch
 from braidlm.model.mixture_of_depths import MixtureOfDepths
-from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel, share_of_batch
 from braidlm.model.routing.losses import Evaluator, loads, routing_loss, usages
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routings
@@ -22,6 +21,7 @@ from braidlm.training.features.memory import Memory, MemoryCache
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.lowered_model import LoweredModel
+    from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
 
 
 class BatchLosses(NamedTuple):
@@ -41,7 +41,7 @@ class Objective(nn.Module):
     """The model as a function of a batch, by kernels where it is lowered; with what a recipe adds to its loss."""
 
     def __init__(
-        self, model: BraidForCausalLM, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] = {}
+        self, model: "BraidForCausalLM", lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] = {}
     ):
         super().__init__()
         self.model, self.lowered = model, lowered
@@ -125,7 +125,7 @@ def routers(model: nn.Module) -> Iterator[TopKRouter]:
 # is a property of the pass and of no model: evaluation, generation and folders are causal.
 
 
-def check_two_way(body: BraidModel, where: str) -> None:
+def check_two_way(body: "BraidModel", where: str) -> None:
     """Refuse a model whose tokens cannot attend to those after them."""
     problems = []
     for name, part in body.named_modules():
@@ -143,13 +143,13 @@ def check_two_way(body: BraidModel, where: str) -> None:
         raise BraidError(f"this model cannot read rows both ways: {problems[0]}", where, "Leave out this loss.")
 
 
-def needs_masks(body: BraidModel) -> bool:
+def needs_masks(body: "BraidModel") -> bool:
     """Whether the causal rows cannot simply be computed apart: windows and tokens that are hidden need masks."""
     hides = any(getattr(part, "scope", "all") == "routed" for part in body.modules())
     return hides or body.windows != [None] or body.config._attn_implementation == "eager"
 
 
-def two_way_options(body: BraidModel, inputs: Tensor, rows: int, by_masks: bool) -> dict[str, Any]:
+def two_way_options(body: "BraidModel", inputs: Tensor, rows: int, by_masks: bool) -> dict[str, Any]:
     """The options of the span of a pass over `inputs` [batch, time] of which the last `rows` see both ways. Attention
     is computed apart for the two parts, without masks; or `by_masks`, which is the reference, for all rows."""
     if not (rows and by_masks):

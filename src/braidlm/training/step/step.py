@@ -19,10 +19,12 @@ from braidlm.training.features.extra_losses import ExtraLoss
 from braidlm.training.features.feature import Feature, Setup, make_features
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.compute import autocast
+from braidlm.training.step.layout import choose_layout
 from braidlm.training.step.objective import BatchLosses
 from braidlm.training.step.optimizers.contract import Optimizer, optimizers
 from braidlm.training.step.parallel import Rank, take_from_main
-from braidlm.training.step.sharding import choose_layout, local, shard, synchronize_copies, total_norm, whole_view
+from braidlm.training.step.sharding import shard, synchronize_copies, total_norm
+from braidlm.training.step.spread import local, whole_view
 from braidlm.training.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton

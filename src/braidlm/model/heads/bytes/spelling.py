@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ...compiling import uncompiled
 from ...errors import BraidError
 from ...exporting import is_exporting
 
@@ -27,7 +28,7 @@ class Remembered(Generic[V]):
         self.state: Any = None
         self.value: V | None = None
 
-    @torch.compiler.disable  # it looks at addresses of tensors
+    @uncompiled  # it looks at addresses of tensors
     def get(self, tensors: Iterable[Tensor], compute: Callable[[], V], *also: Any) -> V:
         """The value of `compute`, which depends on the tensors and on `also`."""
         if is_exporting():  # tensors have no addresses, and their values are not known

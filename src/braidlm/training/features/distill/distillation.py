@@ -20,8 +20,9 @@ from braidlm.core.models.folders import load_lineage
 from braidlm.data.loading.batches import Batch
 from braidlm.data.loading.config import DataConfig
 from braidlm.kernels.ops.soft_head_loss import ROUNDING, TeacherLogits, TopTokens
+from braidlm.model.compiling import uncompiled
 from braidlm.model.heads.losses import IGNORED
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.training.features.distill.storing import StoragePlan, StoredTargets, Targets, open_targets
 from braidlm.training.features.distill.teachers import (
     TEACHER,
@@ -53,7 +54,7 @@ class Distillation(ExtraLoss):
     config: DistillConfig
     found: Sequence[Teacher] = ()
 
-    def __init__(self, config: DistillConfig, model: BraidForCausalLM):
+    def __init__(self, config: DistillConfig, model: LanguageModel):
         super().__init__(config, model)
         self.text_weight = 1.0 - config.weight
 
@@ -70,7 +71,7 @@ class Distillation(ExtraLoss):
         config, data, opened, rank = setup.training.distill, setup.data, setup.opened, setup.rank
         if config is None or data is None or opened is None:
             return []
-        assert isinstance(setup.model, BraidForCausalLM)  # a recipe of a decoder has no teachers
+        assert isinstance(setup.model, LanguageModel)  # a recipe of a decoder has no teachers
         with torch.random.fork_rng(devices=[]):
             found = find_teachers(config, opened.tokenizer, data.length)
         vocab_size = opened.tokenizer.vocab_size
@@ -115,7 +116,7 @@ class Distillation(ExtraLoss):
                     "(out=DIR).",
                 )
 
-    @torch.compiler.disable  # it computes its gradients itself
+    @uncompiled  # it computes its gradients itself
     def forward(self, done: TrainingPass) -> Tensor:
         used = [p for p in (*done.model.head.parameters(), *self.parameters()) if p.requires_grad]
         rows, time = done.inputs.shape
@@ -130,7 +131,7 @@ class Distillation(ExtraLoss):
 class OnlineDistillation(Distillation):
     """The teachers read every batch."""
 
-    def __init__(self, config: DistillConfig, model: BraidForCausalLM, teachers: Teachers):
+    def __init__(self, config: DistillConfig, model: LanguageModel, teachers: Teachers):
         super().__init__(config, model)
         self.teachers = teachers
         # A model of another package may wait for the device, and only a plain pass keeps hidden states.
@@ -165,7 +166,7 @@ class StoredDistillation(Distillation):
     def __init__(
         self,
         config: DistillConfig,
-        model: BraidForCausalLM,
+        model: LanguageModel,
         stored: Mapping[str, StoredTargets],
         shape: tuple[int, int, int],
     ):
@@ -249,7 +250,7 @@ def _expected_difference(teacher: Tensor, own: Tensor) -> Tensor:
     return teacher.exp() * difference
 
 
-@torch.compiler.disable  # it asks autograd for gradients
+@uncompiled  # it asks autograd for gradients
 def sliced_loss(
     evaluate: Evaluator, inputs: Sequence[Tensor], slices: Sequence[slice], parameters: Sequence[Tensor]
 ) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,12 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.kernels.lower import lower_forward
 from braidlm.kernels.ops.soft_head_loss import averaged_logs
 from braidlm.model.config.ranges import NonNegative, Positive, Range, Share
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import OpenedModel, find_tokenizer
+
+if TYPE_CHECKING:
+    pass
 
 TopK = Annotated[int, Range(at_least=1, at_most=65_536)]
 TEACHER = "teacher"  # the role of a source in a lineage
@@ -119,7 +122,7 @@ class Teachers:
         """`vocab_size` is the tokenizer's: what models have beyond it are rows of no token."""
         self.models, self.weights = list(models), list(weights)
         self.vocab_size, self.temperature = vocab_size, temperature
-        found = (lower_forward(model, model.dtype) for model in models if isinstance(model, BraidForCausalLM))
+        found = (lower_forward(model, model.dtype) for model in models if isinstance(model, LanguageModel))
         whole = [lowered for lowered in found if lowered is not None and lowered.is_whole]
         # All models by kernels, or none: a part's plain forward may wait for the device.
         self.lowered = whole if len(whole) == len(models) else []

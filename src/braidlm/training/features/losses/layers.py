@@ -10,8 +10,8 @@ from braidlm.core.decoding.early_exits import early_layers
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Layers, Range
 from braidlm.model.heads.losses import IGNORED
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.layer_skip import check_exit
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.features.extra_losses import ExtraLoss, ExtraLossConfig, TrainingPass, extra_losses
 
 
@@ -42,7 +42,7 @@ class EarlyExitLoss(ExtraLoss):
     chosen: Tensor
     weights: Tensor
 
-    def __init__(self, config: EarlyExitConfig, model: BraidForCausalLM):
+    def __init__(self, config: EarlyExitConfig, model: LanguageModel):
         super().__init__(config, model)
         self.depth = model.config.decoded.depth
         for layer in config.layers or ():
@@ -102,7 +102,7 @@ class Reconstruction(ExtraLoss):
 
     needs_layers = True
 
-    def __init__(self, config: Any, model: BraidForCausalLM):
+    def __init__(self, config: Any, model: LanguageModel):
         super().__init__(config, model)
         width, width_out = model.config.hidden_size, model.model.width_out
         if width != width_out:

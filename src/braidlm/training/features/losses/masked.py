@@ -17,7 +17,7 @@ from braidlm.data.loading.streams import raw_bits
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.config.ranges import Probability, Range
 from braidlm.model.heads.losses import IGNORED
-from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.language_model import LanguageModel
 from braidlm.training.features.extra_losses import ExtraLoss, TrainingPass, extra_losses
 from braidlm.training.step.objective import check_two_way
 
@@ -56,7 +56,7 @@ class Masked(ExtraLoss):
     texts: Tensor  # the labels of causal rows in the whole batch
     masked: Tensor  # the masked tokens in the whole batch
 
-    def __init__(self, config: MaskedConfig, model: BraidForCausalLM):
+    def __init__(self, config: MaskedConfig, model: LanguageModel):
         super().__init__(config, model)
         check_two_way(model.model, WHERE)
         self.text_weight = 1.0 - config.share

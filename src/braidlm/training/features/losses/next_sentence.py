@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from braidlm.data.tokenizing.tokenizer import PAUSE, BraidTokenizer
 from braidlm.model.config.ranges import NonNegative, Size
-from braidlm.model.heads.losses import IGNORED
-from braidlm.model.modeling_braid import BraidForCausalLM, share_of_batch
+from braidlm.model.heads.losses import IGNORED, share_of_batch
+from braidlm.model.language_model import LanguageModel
 from braidlm.training.features.extra_losses import ExtraLoss, ExtraLossConfig, TrainingPass, extra_losses
 
 SENTENCE_END = re.compile(r"[.!?\u3002\uff01\uff1f]['\"\u201d\u2019)\]]*\s*$")
@@ -38,7 +38,7 @@ class NextSentence(ExtraLoss):
     breaks: Tensor  # [vocabulary]: whether a token stands between texts
     spread: Tensor  # how different the sentences of the last micro-batch are, see `readings`
 
-    def __init__(self, config: Config, model: BraidForCausalLM):
+    def __init__(self, config: Config, model: LanguageModel):
         super().__init__(config, model)
         width, vocabulary = model.model.width_out, torch.zeros(model.config.vocab_size, dtype=torch.bool)
         inner = config.hidden or 2 * width

@@ -12,7 +12,7 @@ from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf
 from braidlm.model.routing.stacked import is_vector
 from braidlm.training.schedules import schedules
-from braidlm.training.step.sharding import local
+from braidlm.training.step.spread import local
 
 optimizers = Registry("optimizer")
 

@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
-from torch.distributed.tensor import DTensor
 
 from braidlm.kernels.optimizers.muon import BatchedMuon
 from braidlm.model.config.ranges import Positive, Range, Rate
 from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, make_adamw, make_groups, optimizers
-from braidlm.training.step.sharding import local, lying_as
+from braidlm.training.step.spread import gathered, local, lying_as
 
 
 @dataclass
@@ -47,10 +46,7 @@ class SpreadMuon(BatchedMuon):
         return local(tensor)
 
     def whole(self, held: Tensor, parameter: Tensor) -> Tensor:
-        assert isinstance(parameter, DTensor)
-        mesh, placements = parameter.device_mesh, parameter.placements
-        shape, stride = parameter.shape, parameter.stride()
-        return DTensor.from_local(held, mesh, placements, run_check=False, shape=shape, stride=stride).full_tensor()
+        return gathered(held, parameter)
 
     def part(self, whole: Tensor, parameter: Tensor) -> Tensor:
         return local(lying_as(parameter, whole))  # type: ignore[no-any-return]
