@@ -43,7 +43,7 @@ from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel,
 torch.set_num_threads(1)
 check_folder, code = sys.argv[1:]
 runpy.run_path(check_folder)["parse_code_once"]()
-dynamic_module_utils.get_imports(code)  # once for all children
+dynamic_module_utils.check_imports(code)  # once for all children
 for line in sys.stdin:
     script, sys.argv[1:], screen = json.loads(line)
     child = os.fork()

@@ -183,16 +183,21 @@ def _same(a: Any, b: Any, batch: dict[str, Tensor]) -> bool:
 
 
 def parse_code_once() -> None:
-    """Transformers parses the code of a folder for everything that it opens there, half a second each time."""
-    parse, parsed = dynamic_module_utils.get_imports, {}
+    """Transformers looks for imports in the code of a folder for all that it opens there, half a second each time."""
 
-    def imports_of(file: Any) -> list[str]:
-        content = Path(file).read_bytes()
-        if content not in parsed:
-            parsed[content] = parse(file)
-        return parsed[content]
+    def once(parse: Any) -> Any:
+        parsed: dict[bytes, list[str]] = {}
 
-    dynamic_module_utils.get_imports = imports_of
+        def imports_of(file: Any) -> list[str]:
+            content = Path(file).read_bytes()
+            if content not in parsed:
+                parsed[content] = parse(file)
+            return list(parsed[content])
+
+        return imports_of
+
+    for name in ("get_imports", "get_relative_imports"):
+        setattr(dynamic_module_utils, name, once(getattr(dynamic_module_utils, name)))
 
 
 def _compile_code_once() -> None:
