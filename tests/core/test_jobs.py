@@ -132,8 +132,9 @@ def test_a_node_is_killed_in_the_middle_of_a_study(cluster: Any, on: Callable[..
     steps = {"stories": path("stories", budget="120 steps"), "maths": path("maths", budget="3 steps")}
     steps |= {"linear": COMPOSED["linear"]}
 
-    def run(name: str, **options: Any) -> list[TrainedModel]:
-        data = toy_study(tmp_path / name, tmp_path / "data", steps=steps, checkpoints={"every": 4})
+    def run(name: str, saved: int = 1000, **options: Any) -> list[TrainedModel]:
+        rarely = {"validation": {"every": 1000, "tokens": 500}, "checkpoints": {"every": saved}}
+        data = toy_study(tmp_path / name, tmp_path / "data", steps=steps, **rarely)
         data["training"]["threads"] = 1
         return run_study(decode_study(data), "cpu", **options)
 
@@ -143,7 +144,7 @@ def test_a_node_is_killed_in_the_middle_of_a_study(cluster: Any, on: Callable[..
         asks = decode_study(toy_study(tmp_path, tmp_path, steps={"dense": DENSE["dense"] | {"gpus": 2}}))
         with pytest.raises(BraidError, match=r"steps\.dense\.gpus: this asks for 2 GPUs, and no node has one"):
             run_study(asks, "cpu", jobs=jobs)
-        running = thread.submit(run, "cluster", jobs=jobs)
+        running = thread.submit(run, "cluster", saved=4, jobs=jobs)
         while not running.done() and not list((tmp_path / "cluster/seed-1/stories").glob("states/step-*")):
             time.sleep(0.05)
         cluster.remove_node(doomed, allow_graceful=False)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator
@@ -20,7 +19,8 @@ from braidlm.cli import serve as verb
 from braidlm.core.errors import BraidError
 from braidlm.serving import serve as module
 from tests.outcome import Outcome
-from tests.serving.servers import save_chat_model
+from tests.serving.servers import save_chat_model, until
+from tests.training.forked_runs import ForkedRun, fork
 
 
 @pytest.fixture(scope="module")
@@ -29,39 +29,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def process(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def process(screen: Path, *arguments: str | Path) -> Iterator[tuple[ForkedRun, dict[str, Any]]]:
     """`braid serve` in a process of its own, and what it says when it has started."""
-    command = [
-        sys.executable,
-        "-m",
-        "braidlm",
-        "serve",
-        *map(str, arguments),
-        "--port",
-        "0",
-        "--json",
-        "--device",
-        "cpu",
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as served:
-        try:
-            said = ""
-            assert served.stdout is not None
-            while not said.endswith("}\n"):
-                line = served.stdout.readline()
-                assert line, served.stderr.read() if served.stderr else ""
-                said += line
-            yield served, json.loads(said)
-        finally:
-            served.kill()
+    served = fork(screen, "serve", *arguments, "--port", "0", "--json", "--device", "cpu")
+    try:
+        until(lambda: "}\n" in screen.read_text() or not served.is_alive(), seconds=200)
+        said = screen.read_text()
+        assert served.is_alive(), said
+        facts, _ = json.JSONDecoder().raw_decode(said[said.index("{") :])
+        yield served, facts
+    finally:
+        served.kill()
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_running_requests_end(model: Path, kind: signal.Signals) -> None:
-    with process(model) as (served, facts):
+def test_a_signal_lets_running_requests_end(model: Path, kind: signal.Signals, tmp_path: Path) -> None:
+    with process(tmp_path / "screen", model) as (served, facts):
         assert facts["models"] == ["chat"]
         assert facts["url"].startswith("http://127.0.0.1:")
         body = {
@@ -75,17 +58,15 @@ def test_a_signal_lets_running_requests_end(model: Path, kind: signal.Signals) -
         with httpx.stream("POST", f"{facts['url']}v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             events = [next(lines)]
-            served.send_signal(kind)
+            served.send(kind)
             events += [line for line in lines if line.startswith("data: {")]
         tokens = [token for line in events for token in json.loads(line[6:])["choices"][0]["token_ids"]]
         assert len(tokens) == 90
-        assert served.wait(60) == 0
-        assert served.stderr is not None
-        assert "Traceback" not in served.stderr.read()
+        assert "Traceback" not in served.finish()
 
 
-def test_requests_that_take_too_long_are_cancelled_at_a_stop(model: Path) -> None:
-    with process(model, "--drain", 1, "--rows", 1) as (served, facts):
+def test_requests_that_take_too_long_are_cancelled_at_a_stop(model: Path, tmp_path: Path) -> None:
+    with process(tmp_path / "screen", model, "--drain", "1", "--rows", "1") as (served, facts):
         body = {"model": "chat", "prompt": ["x"] * 200, "max_tokens": 90, "ignore_eos": True}
         with socket.create_connection(("127.0.0.1", int(facts["url"].rsplit(":")[-1].strip("/")))) as client:
             data = json.dumps(body).encode()
@@ -95,24 +76,22 @@ def test_requests_that_take_too_long_are_cancelled_at_a_stop(model: Path) -> Non
             )
             while '_running{model="chat"} 1.0' not in httpx.get(f"{facts['url']}metrics").text:
                 pass
-            served.send_signal(signal.SIGTERM)
-            assert served.wait(60) == 0
+            served.terminate()
+            served.finish()
 
 
 def test_streams_that_a_stop_cuts_off_get_an_end(tmp_path: Path) -> None:
     model = save_chat_model(tmp_path / "chat", context=100_000)
-    with process(model, "--drain", 1) as (served, facts):
+    with process(tmp_path / "screen", model, "--drain", "1") as (served, facts):
         body = {"model": "chat", "prompt": "x", "max_tokens": 90_000, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", f"{facts['url']}v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
-            served.send_signal(signal.SIGINT)
+            served.send(signal.SIGINT)
             *_, last, done = [line for line in lines if line]
         assert done == "data: [DONE]"
         assert json.loads(last[6:])["choices"][0]["finish_reason"] == "length"
-        assert served.wait(60) == 0
-        assert served.stderr is not None
-        assert "Traceback" not in served.stderr.read()
+        assert "Traceback" not in served.finish()
 
 
 def test_a_port_that_is_taken_is_told_before_models_are_loaded(model: Path, braid: Callable[..., Outcome]) -> None:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ class ForkedRun:
     def terminate(self) -> None:
         for process in self.processes:
             process.terminate()
+
+    def send(self, kind: signal.Signals) -> None:
+        for process in self.processes:
+            assert process.pid is not None
+            os.kill(process.pid, kind)
 
     def kill(self) -> None:
         for process in self.processes:
