@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from braidlm.data.packing.prepare import prepare
+from braidlm.edits import matrices
 from braidlm.training.train import train
 from tests.edits.composed_paths import RECIPE
+
+
+@pytest.fixture(autouse=True)
+def _measured_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test asks how fast an edited model is, and a median of rounds of many steps takes most of an edit's time."""
+    monkeypatch.setattr(matrices, "ROUNDS", 1)
+    monkeypatch.setattr(matrices, "STEPS", 2)
 
 
 @pytest.fixture(scope="session")
