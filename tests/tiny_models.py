@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from braidlm.core.files import write_json
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 VOCABULARY = 37
@@ -49,15 +50,15 @@ def randomised(model: Any, seed: int = 0) -> Any:
 
 @contextmanager
 def models_built() -> Iterator[list[BraidConfig]]:
-    """The configurations of all models that are built in the block."""
+    """The configurations of all models that are built in the block, those that are only counted too."""
     built: list[BraidConfig] = []
-    plain = BraidForCausalLM.__init__
+    plain = LanguageModel.add_head
 
-    def counted(model: BraidForCausalLM, config: BraidConfig) -> None:
+    def counted(model: LanguageModel, config: BraidConfig) -> None:
         built.append(config)
         plain(model, config)
 
-    with patch.object(BraidForCausalLM, "__init__", counted):
+    with patch.object(LanguageModel, "add_head", counted):
         yield built
 
 

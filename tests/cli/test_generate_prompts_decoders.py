@@ -84,7 +84,7 @@ def test_a_decoder_says_what_transformers_says(decoders: dict[str, Path]) -> Non
 
 def test_what_only_braids_models_have(decoders: dict[str, Path]) -> None:
     for options, text in (
-        ({"paths": ["a"]}, "only Braid's models have paths"),
+        ({"paths": ["a"]}, "only Braid's models and members have paths"),
         ({"without": ["a"]}, "only Braid's models have named modules"),
         ({"exit_layer": 1}, "only Braid's models have early exits"),
     ):

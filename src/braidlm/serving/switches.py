@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.model.language_model import LanguageModel
 from braidlm.model.members import MembersForCausalLM
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import switch_off_modules, use_paths
 from braidlm.opening.gating import gates_of
 
@@ -43,7 +43,7 @@ class PartSwitches:
         self.set = None
         off = _known(switches.gates_off, self.gates, "gate")
         _known(switches.members or (), self.members, "member")
-        if isinstance(self.model, BraidForCausalLM):
+        if isinstance(self.model, LanguageModel):
             config = self.model.config
             use_paths(self.model, config.paths if switches.paths is None else switches.paths)
             switch_off_modules(self.model, (*(config.without or ()), *switches.without))
