@@ -289,6 +289,7 @@ def test_an_edited_model_knows_the_length_that_it_was_trained_at(tmp_path: Path)
         ({"modules": 2, "scale": -1.0}, "scale: expected a number from 0"),
         ({"modules": 2, "scale": float("nan")}, "scale: expected a number"),
         ({"modules": 2, "start": "copies", "scale": 0.0}, "scale: copies of modules are as these are"),
+        ({"modules": 2, "text": "a", "beside": "a"}, "beside: this is the text that the modules are for"),
         ({"modules": 2, "beside": "there.txt"}, "beside: there is no text for which the modules are"),
     ],
 )

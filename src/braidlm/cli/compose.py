@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("sources", nargs="+", metavar="PATH", help=about)
     add("--out", metavar="DIR", help="the folder to write; it must not exist yet")
     about = (
-        'a kind, or "{kind: ..., option: ...}" (shared_linear); average and mixture keep the models as they are '
-        "and average their probabilities"
+        'a kind, or "{kind: ..., option: ...}" (shared_linear); average, posterior and mixture keep the models '
+        "as they are and average their probabilities; modules puts those that were inserted into one base side by side"
     )
     add("--join", default="shared_linear", metavar="JOIN", help=about)
     add(

@@ -68,6 +68,8 @@ class Insert(Edit):
             raise BraidError("scale: copies of modules are as these are", todo="Leave out --scale, or --start copies.")
         if self.beside is not None and self.text is None:
             raise BraidError("beside: there is no text for which the modules are", todo="Give it by `--text`.")
+        if self.beside is not None and self.beside == self.text:
+            raise BraidError("beside: this is the text that the modules are for", todo="Give text of others.")
 
     @property
     def names(self) -> list[str]:
