@@ -5,6 +5,8 @@ python benchmarks/modules_forward.py --device cuda
 Random weights in bf16, batch 32 x 1024, logits of every token; peak memory is that of the whole process, weights
 included. ModuleFormer promises half the latency of a dense model of 1.4B parameters (Pythia's shape). The feed-forward
 part has 32,768 tokens and 32 experts of 1024 x 2048, of which a token uses two.
+
+With --full-memory the batch doubles until memory is full, and each model's throughput is that of its best batch.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from braidlm.kernels.routed.permutation import permute
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.dispatch import sort_by_expert
 
-PYTHIA = {"Pythia-410M shape": (1024, 24, 16), "Pythia-1.4B shape": (2048, 24, 16)}
+PYTHIA = {"Pythia-410M shape": (1024, 24, 16), "Pythia-1.4B shape": (2048, 24, 16), "Pythia-2.8B shape": (2560, 32, 32)}
 """Width, layers and heads."""
 EXPERTS, WIDTH, HIDDEN, TOP_K = 32, 1024, 2048, 2
 
@@ -64,13 +66,34 @@ def forward_row(name: str, make: Callable[..., Callable[[Tensor], Any]], args: a
     torch.cuda.reset_peak_memory_stats()
     with torch.no_grad():
         seconds = compared_seconds({name: partial(run, ids)}, 5, 3, device, rounds=4)[name]
+        row = {"what": name, "forward ms": seconds * 1e3, "peak GB": torch.cuda.max_memory_allocated() / 1e9}
         if args.profile:
             print_profile(partial(run, ids), name)
-    row = {"what": name, "forward ms": seconds * 1e3, "peak GB": torch.cuda.max_memory_allocated() / 1e9}
+        if args.full_memory:
+            row |= full_memory(name, run, args)
+    print(row, flush=True)
     del run
     gc.collect()
     torch.cuda.empty_cache()
     return row
+
+
+def full_memory(name: str, run: Callable[[Tensor], Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The batch with the best throughput, of those that double until memory is full; and the largest that fits."""
+    rates: dict[int, float] = {}
+    batch, device = args.batch, torch.device(args.device)
+    while True:
+        gc.collect()
+        torch.cuda.empty_cache()
+        ids = torch.randint(50000, (batch, args.length), device=device)
+        try:
+            seconds = compared_seconds({name: partial(run, ids)}, 1, 1, device, rounds=3)[name]
+        except torch.cuda.OutOfMemoryError:
+            break
+        rates[batch] = batch * args.length / seconds
+        batch *= 2
+    best = max(rates, key=lambda batch: rates[batch])
+    return {"tokens/s": rates[best], "best batch": best, "largest batch": max(rates)}
 
 
 def feed_rows(device: torch.device, tokens: int = 32768) -> list[dict[str, Any]]:
@@ -117,12 +140,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--full-memory", action="store_true", help="throughput of the best batch that fits, too")
     parser.add_argument("--profile", action="store_true", help="print the kernels that take most of the time")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
     record("expert_feed", device, feed_rows(device), args.out)
-    rows = [forward_row(name, molm, args) for name in ("molm-4b-k2", "molm-4b-k4")]
+    rows = [forward_row(name, molm, args) for name in ("molm-4b-k2", "molm-4b-k4", "molm-8b-k2")]
     rows += [forward_row(name, pythia, args) for name in PYTHIA]
     dense = next(row["forward ms"] for row in rows if row["what"] == "Pythia-1.4B shape")
     record("modules_forward", device, [row | {"ratio to 1.4B": row["forward ms"] / dense} for row in rows], args.out)
