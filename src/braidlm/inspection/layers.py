@@ -20,6 +20,7 @@ from braidlm.core.errors import BraidError
 from braidlm.inspection.texts import ProgressCallback, Text, windows_of
 from braidlm.model.language_model import LanguageModel
 from braidlm.model.layer_skip import layers_of
+from braidlm.model.members import MembersForCausalLM
 from braidlm.model.mixture_of_depths import DEPTH_CHOICES
 from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.joins import Join
@@ -104,7 +105,7 @@ def record_calls(modules: Mapping[K, nn.Module]) -> Iterator[dict[K, tuple[tuple
         yield records
 
 
-def find_layers(model: LanguageModel) -> list[Layer]:
+def find_layers(model: LanguageModel | MembersForCausalLM) -> list[Layer]:
     """The layers of a model in which something is chosen; an error where there are none, or none can be read."""
     layers = choosing_layers(model)
     if not layers:
@@ -117,9 +118,54 @@ def find_layers(model: LanguageModel) -> list[Layer]:
     return layers
 
 
+@dataclass(frozen=True)
+class Members:
+    """The whole models whose probabilities a model averages."""
+
+    names: tuple[str, ...]
+    active: list[int]
+    """Indices of those that are not switched off."""
+    weighs_tokens: bool
+    """Whether their shares are others after every token."""
+
+
+def members_of(model: LanguageModel | MembersForCausalLM) -> Members | None:
+    """The members of a model, Braid's or of decoders of transformers, or None where nothing is averaged."""
+    if isinstance(model, MembersForCausalLM):
+        active = [model.names.index(name) for name in model.active]
+        return Members(model.names, active, model.config.judged)
+    head = model.head
+    return Members(head.names, list(head.active), head.weighs_tokens) if isinstance(head, AverageHead) else None
+
+
+def log_shares(
+    model: LanguageModel | MembersForCausalLM, ids: Tensor, mask: Tensor | None = None, read: Any = None
+) -> Tensor:
+    """The logarithm of each active member's share of what is predicted after each token, [batch, time, member].
+
+    `read` is what `run` of a model of Braid's gives for these tokens, where it has run already.
+    """
+    if isinstance(model, MembersForCausalLM):
+        shares = model.log_shares(ids, mask)
+    else:
+        read = read or model.run(ids, attention_mask=mask)
+        shares = model.head.log_weights(read.hidden, **read.read)
+    return shares.expand(*ids.shape, -1)
+
+
 @torch.no_grad()
-def choosing_layers(model: LanguageModel) -> list[Layer]:
+def choosing_layers(model: LanguageModel | MembersForCausalLM) -> list[Layer]:
     """The layers of a model in which something is chosen, as a pass over a single token shows them."""
+    members, layers = members_of(model), _routing_layers(model)
+    if members is None or not members.weighs_tokens:
+        return layers
+    # Whole models meet in the head alone: where nothing is joined there is nothing to read.
+    off = tuple(name for index, name in enumerate(members.names) if index not in members.active)
+    return [*(layer for layer in layers if layer.read_by), Layer("head", "head", members.names, "shares", inactive=off)]
+
+
+def _routing_layers(model: Any) -> list[Layer]:
+    """The joins and routers of a model."""
     modules = routing_modules(model)
     if not modules:
         return []
@@ -142,11 +188,6 @@ def choosing_layers(model: LanguageModel) -> list[Layer]:
             note = f"its paths ({widths} wide) cannot be compared with its output ({joined.shape[-1]})"
             note = "" if active <= {joined.shape[-1]} else f"it has no router, and {note}"
             layers.append(Layer(name, label, module.names, "" if note else "cosine", note, inactive=off))
-    if isinstance(model.head, AverageHead) and model.head.weighs_tokens:
-        # Whole models meet in the head alone: where nothing is joined there is nothing to read.
-        off = tuple(name for index, name in enumerate(model.head.names) if index not in model.head.active)
-        readable = [layer for layer in layers if layer.read_by]
-        layers = [*readable, Layer("head", "head", model.head.names, "shares", inactive=off)]
     return layers
 
 
@@ -194,7 +235,7 @@ class TokenChoices:
 
 @torch.no_grad()
 def collect_choices(
-    model: LanguageModel,
+    model: LanguageModel | MembersForCausalLM,
     layers: Sequence[Layer],
     texts: Sequence[Text],
     batch: int = 16,
@@ -207,17 +248,19 @@ def collect_choices(
     joins = {m.address: m for m in routing_modules(model) if isinstance(m, Join) and m.address in unrouted}
     done = 0
     with record_calls(joins) as records:
-        for windows in windows_of([text.ids for text in texts], model.config.max_position_embeddings, batch):
+        whole = max((len(text.ids) for text in texts), default=1)
+        size = model.config.max_position_embeddings or whole  # some decoders have no limit
+        for windows in windows_of([text.ids for text in texts], size, batch):
             ids, mask = windows.padded(model.device)
-            read = model.run(ids, attention_mask=mask)
-            routings = {routing.name: routing for routing in read.routings}
+            read = model.run(ids, attention_mask=mask) if isinstance(model, LanguageModel) else None
+            routings = {} if read is None else {routing.name: routing for routing in read.routings}
             for index, layer in enumerate(layers):
                 if not layer.read_by:
                     continue
                 active = [n for n, name in enumerate(layer.choices) if name not in layer.inactive]
                 if layer.read_by == "shares":
-                    best_BT = model.head.log_weights(read.hidden, **read.read).argmax(-1)
-                    chosen_BTK, weights_BTK = _top_1(torch.tensor(model.head.active, device=best_BT.device)[best_BT])
+                    best_BT = log_shares(model, ids, mask, read).argmax(-1)
+                    chosen_BTK, weights_BTK = _top_1(torch.tensor(active, device=best_BT.device)[best_BT])
                 elif layer.read_by == "cosine":
                     (outputs, *_), (joined, *_) = records[layer.name]
                     chosen_BTK, weights_BTK = _top_1(closest_path(outputs, joined, active))

@@ -26,7 +26,7 @@ from braidlm.model.config.strict import decode
 from braidlm.model.paths.switches import path_names
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
-from braidlm.opening.gating import gates_of
+from braidlm.opening.gating import MEMBERS, gates_of
 from braidlm.opening.names import Names, StrPath
 from braidlm.opening.open import open_models
 from braidlm.opening.opened_model import OpenedModel
@@ -52,6 +52,9 @@ def open_readable(models: Names, paths: Sequence[str] | None, without: Sequence[
         if not isinstance(model, OpenedBraid):
             todo = "`braid edit gate MODEL --out DIR` adds some."
             problem = BraidError("this decoder has no gates to look at", str(model.folder), todo)
+            if model.kind == MEMBERS:
+                what = "the shares of these members are the same for every token, so there is nothing to look at"
+                problem = BraidError(what, str(model.folder), "`braid compose ... --join posterior` weighs them anew.")
         if all_named or not opened:
             raise problem
         warn(f"{model.name} is left out: {problem.what}")
@@ -67,12 +70,16 @@ def is_gated(model: OpenedModel) -> bool:
 
 def is_routed(model: OpenedModel) -> bool:
     """Whether a model has something to choose between."""
-    return isinstance(model, OpenedBraid) and bool(routing_modules(model.info.model))
+    if isinstance(model, OpenedBraid):
+        return bool(routing_modules(model.info.model))
+    return model.kind == MEMBERS and bool(model.config.judged)
 
 
 def paths_of(model: OpenedModel) -> tuple[str, ...]:
-    """The names of all paths of a model."""
-    return path_names(model.info.model) if isinstance(model, OpenedBraid) else ()
+    """The names of all paths of a model, or of its members."""
+    if isinstance(model, OpenedBraid):
+        return path_names(model.info.model)
+    return tuple(model.config.names) if model.kind == MEMBERS else ()
 
 
 def _routes(opened: OpenedModel, model: Any, texts: Texts, right: dict[str, str | None], batch: int) -> ModelRoutes:

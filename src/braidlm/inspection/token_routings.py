@@ -11,10 +11,18 @@ import torch
 
 from braidlm.core.errors import BraidError
 from braidlm.inspection.gates import gate_passes
-from braidlm.inspection.layers import Layer, TokenChoices, choosing_layers, collect_choices
+from braidlm.inspection.layers import (
+    Layer,
+    Members,
+    TokenChoices,
+    choosing_layers,
+    collect_choices,
+    log_shares,
+    members_of,
+)
 from braidlm.inspection.texts import Text
+from braidlm.model.members import MembersForCausalLM
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.average import AverageHead
 from braidlm.opening.gating import gates_of
 
 DIGITS = 4
@@ -52,7 +60,7 @@ def token_routings(model: Any, ids: Sequence[int]) -> list[LayerRouting]:
     A text longer than the model's context is read in windows of it.
     """
     routings: list[LayerRouting] = []
-    if isinstance(model, BraidForCausalLM):
+    if isinstance(model, (BraidForCausalLM, MembersForCausalLM)):
         layers = [layer for layer in choosing_layers(model) if layer.read_by]
         if (size := sum(len(layer.choices) for layer in layers)) * len(ids) > MAX_WEIGHTS:
             what = f"the text has {len(ids):,} tokens; with {size:,} choices in all layers at most"
@@ -60,8 +68,8 @@ def token_routings(model: Any, ids: Sequence[int]) -> list[LayerRouting]:
         if layers:
             (choices,) = collect_choices(model, layers, [Text("", None, ids)])
             routings = [_routing(layer, choices, n) for n, layer in enumerate(layers) if layer.kind != "members"]
-        if isinstance(model.head, AverageHead):
-            routings.append(_shares(model, ids))
+        if (members := members_of(model)) is not None:
+            routings.append(_shares(model, members, ids))
     return [*routings, *_gates(model, ids)]
 
 
@@ -71,20 +79,19 @@ def _routing(layer: Layer, choices: TokenChoices, at: int) -> LayerRouting:
     return LayerRouting(layer.name, layer.label, layer.kind, list(layer.choices), weights, list(map(list, by_token)))
 
 
-def _shares(model: BraidForCausalLM, ids: Sequence[int]) -> LayerRouting:
+def _shares(model: Any, members: Members, ids: Sequence[int]) -> LayerRouting:
     """The share of each member in what is predicted after each token; windows begin anew, as in `collect_choices`."""
-    head, rows = model.head, []
-    for window in torch.tensor(ids, device=model.device).split(model.config.max_position_embeddings):
-        read = model.run(window[None])
-        active = head.log_weights(read.hidden, **read.read).exp().float()
-        rows.append(active.new_zeros(len(window), len(head.names)))  # members that are switched off have no share
-        rows[-1][:, head.active] = active.expand(1, len(window), -1)[0]
+    rows = []
+    for window in torch.tensor(ids, device=model.device).split(model.config.max_position_embeddings or len(ids)):
+        active = log_shares(model, window[None])[0].exp().float()
+        rows.append(active.new_zeros(len(window), len(members.names)))  # members that are switched off have no share
+        rows[-1][:, members.active] = active
     shares_TN = torch.cat(rows)
     # The stable order of equal shares is that of the members.
     order = shares_TN.argsort(dim=-1, descending=True, stable=True).tolist()
-    top = 1 if head.weighs_tokens else len(head.active)
+    top = 1 if members.weighs_tokens else len(members.active)
     weights = [[round(share, DIGITS) for share in row] for row in shares_TN.tolist()]
-    return LayerRouting("head", "head", "members", list(head.names), weights, [row[:top] for row in order])
+    return LayerRouting("head", "head", "members", list(members.names), weights, [row[:top] for row in order])
 
 
 def _gates(model: Any, ids: Sequence[int]) -> list[LayerRouting]:

@@ -215,13 +215,7 @@ class MembersForCausalLM(PreTrainedModel, GenerationMixin):
         if input_ids is None:
             raise BraidError("members read token ids: each has an embedding of its own", todo="Give input_ids.")
         cache = self._cache(past_key_values, self.config.use_cache if use_cache is None else use_cache)
-        if attention_mask is not None and attention_mask.ndim == 2 and position_ids is None:
-            position_ids = (attention_mask.cumsum(-1) - 1).clamp_min(0)[:, -input_ids.shape[1] :]
-        inputs: dict[str, Any] = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-        }
+        inputs = self._inputs(input_ids, attention_mask, position_ids)
         if not self.config.judged:  # who is judged is asked for the probabilities of the whole text
             inputs["logits_to_keep"] = logits_to_keep
         each, states = {}, []
@@ -243,6 +237,12 @@ class MembersForCausalLM(PreTrainedModel, GenerationMixin):
         hidden = (torch.cat(states, -1),) if states else None
         done = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=hidden)
         return done.to_tuple() if return_dict is False else done
+
+    def log_shares(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """What `log_weights` gives for a text: [member], or [batch, time, member] where the text judges them."""
+        inputs = self._inputs(input_ids, attention_mask)
+        each = {name: self._log_probabilities(self._run(name, inputs, None, False).logits) for name in self.active}
+        return self.log_weights(each, input_ids, attention_mask, None)
 
     def log_weights(
         self, each: dict[str, Tensor], ids: Tensor, mask: Tensor | None, cache: MembersCache | None
@@ -285,6 +285,13 @@ class MembersForCausalLM(PreTrainedModel, GenerationMixin):
             logs = torch.cat((cache.last[name][:, None], logs[:, :-1]), 1)
             return logs.gather(-1, ids[..., None])[..., 0]
         return F.pad(logs[:, :-1].gather(-1, ids[:, 1:, None])[..., 0], (1, 0))
+
+    @staticmethod
+    def _inputs(ids: Tensor, mask: Tensor | None, positions: Tensor | None = None) -> dict[str, Any]:
+        """What every member reads: positions are counted from the mask where nobody gives them."""
+        if mask is not None and mask.ndim == 2 and positions is None:
+            positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+        return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
 
     def _run(self, name: str, inputs: dict[str, Any], cache: MembersCache | None, with_states: bool) -> Any:
         """What a member's decoder gives."""

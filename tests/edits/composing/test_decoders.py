@@ -18,6 +18,8 @@ from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
+from braidlm.inspection.routes import routes
+from braidlm.inspection.token_routings import token_routings
 from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.open import open_model
 from braidlm.serving.switches import PartSwitches, Switches
@@ -109,6 +111,31 @@ def test_a_server_switches_members(home: Path) -> None:
     assert model.active == ["gpt2", "qwen2"]
     parts.apply(Switches())
     assert torch.equal(model(ids).logits, before)
+
+
+@torch.no_grad()
+def test_who_speaks_after_each_token(home: Path, tmp_path: Path) -> None:
+    """The shares are what Bayes' rule makes of how well each member alone predicted the text so far."""
+    model, text = open_model(home / "all").load(), "Once upon a time there was a cat."
+    ids = open_model(home / "all").tokenizer.encode(text)
+    alone = torch.stack([open_model(home / name).load()(torch.tensor([ids])).logits[0] for name in KINDS])
+    said = alone.double().log_softmax(-1)[:, :-1].gather(-1, torch.tensor(ids[1:]).expand(len(KINDS), -1)[..., None])
+    wanted = torch.nn.functional.pad(said[..., 0].cumsum(-1), (1, 0)).softmax(0).T
+    (layer,) = token_routings(model, ids)
+    assert (layer.kind, layer.choices) == ("members", list(KINDS))
+    torch.testing.assert_close(torch.tensor(layer.weights, dtype=torch.float64), wanted, atol=1e-4, rtol=0)
+    (of_text,) = routes(home / "all", [text], out=tmp_path / "routes", device="cpu").models
+    assert [next(iter(token)) for token in of_text.prompts[0].view.served[0]] == [KINDS[row[0]] for row in layer.chosen]
+    parts = PartSwitches(model)
+    parts.apply(Switches(paths=("gpt2", "qwen2")))
+    (layer,) = token_routings(model, ids)
+    assert all(row[0] == row[3] == 0 and abs(sum(row) - 1) < 1e-3 for row in layer.weights)
+
+
+def test_fixed_shares_have_nothing_to_look_at(home: Path, tmp_path: Path) -> None:
+    fixed = compose([home / "llama", home / "gpt2"], tmp_path / "fixed", join="average")
+    with pytest.raises(BraidError, match="the same for every token"):
+        routes(fixed, ["Once"], device="cpu")
 
 
 @torch.no_grad()
