@@ -42,6 +42,7 @@ NEW: dict[str, str] = {
     r"(Recipes|list recipes) > best/strict-small-cpu": "the best recipe at the size of a laptop",
     r".*(memorisation|passages|samples|canaries|--reference|> reference)( .*)?": "what a model gives away of its text",
     r"Recipe keys > training( > |\.)privacy.*": "differential privacy",
+    r"Recipe keys > training( > |\.)token_dropout.*": "tokens that are read are replaced, against overfitting",
     r"edit > withdraw > --modules": "an owner's modules leave for good",
     r"Verbs > braid chat.*": "a conversation in the terminal",
     r".* > (--max-bytes|max_bytes)": "the same stretch of text for models of several tokenizers",

@@ -81,14 +81,8 @@ class Masked(ExtraLoss):
         self.taken_rows = min(max(round(self.config.share * rows), 1), rows - 1)
 
     def read_tokenizer(self, tokenizer: BraidTokenizer) -> None:
-        name, special = self.config.token or tokenizer.special.mask, tokenizer.special.order
-        if name not in special:
-            what = f"'{name}' is no special token of the tokenizer" if name else "the tokenizer has no mask token"
-            todo = "Give it one under data.tokenizer: `special_tokens: [eos=<|endoftext|>, pad=<|pad|>, mask=<mask>]`."
-            raise BraidError(what, WHERE, todo)
-        ids = [tokenizer.backend.token_to_id(token) or 0 for token in special]
-        self.token = ids[special.index(name)]
-        self.ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), ids)
+        self.token = mask_token(tokenizer, WHERE, self.config.token)
+        self.ordinary = ordinary_tokens(tokenizer)
 
     def begin_step(self, step: int, share: float) -> bool:
         self.step = step
@@ -137,6 +131,22 @@ class Masked(ExtraLoss):
         hidden = taken.hidden.gather(1, index[..., None].expand(-1, -1, taken.hidden.shape[-1]))
         labels = taken.labels.gather(1, index)
         return done.model.head.loss(hidden, labels.masked_fill(labels < 0, IGNORED), self.masked)
+
+
+def mask_token(tokenizer: BraidTokenizer, where: str, name: str | None = None) -> int:
+    """The id of the mask token, which has the role `mask` or the name that is given."""
+    name = name or tokenizer.special.mask
+    if name not in tokenizer.special.order:
+        what = f"'{name}' is no special token of the tokenizer" if name else "the tokenizer has no mask token"
+        todo = "Give it one under data.tokenizer: `special_tokens: [eos=<|endoftext|>, pad=<|pad|>, mask=<mask>]`."
+        raise BraidError(what, where, todo)
+    return tokenizer.backend.token_to_id(name) or 0
+
+
+def ordinary_tokens(tokenizer: BraidTokenizer) -> np.ndarray:
+    """The ids of all tokens that are not special."""
+    special = [tokenizer.backend.token_to_id(token) or 0 for token in tokenizer.special.order]
+    return np.setdiff1d(np.arange(tokenizer.vocab_size), special)
 
 
 def masked_counts(labelled: np.ndarray, rate: float) -> np.ndarray:
