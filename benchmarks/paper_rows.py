@@ -2,10 +2,10 @@
 
 python benchmarks/paper_rows.py benchmarks/plans/papers.yaml --data DIR --out runs/rows [--only moep-table1 pruning]
 
-A plan has tables; a table has chains, one for each combination of what `each` lists; a chain's commands run one after
-another. As many chains run at once as memory takes, in the order of the plan. The same command goes on with what was
-stopped. --record writes the results of what has finished so far, and trains nothing. Tiny models leave most of a GPU
-idle, so CUDA's multi-process service is started where there is one.
+A plan has tables; a table has chains, one for each combination of what `each` lists, or of the parts that `split` makes
+of a study's steps; a chain's commands run one after another. As many chains run at once as memory takes, in the order
+of the plan. The same command goes on with what was stopped. --record writes the results of what has finished so far,
+and trains nothing. Tiny models leave most of a GPU idle, so CUDA's multi-process service is started where there is one.
 """
 
 import argparse
@@ -29,6 +29,8 @@ from typing import Any
 import torch
 import yaml
 from measure import RESULTS, hardware
+
+from braidlm.core.recipes import compose_recipe
 
 _LEFT_OUT = {"folder", "run_folder", "sha256", "parts", "by", "metric", "task", "higher_is_better", "silenced"}
 """What a row needs not: where a model lay, and the scores of every set of a task."""
@@ -73,18 +75,32 @@ class Chain:
             (self.out / "done").write_text(str(number))
 
 
+def parts_of(recipe: str, count: int) -> list[str]:
+    """Overrides that leave a study some of its steps, for each part; no step may read one of another part."""
+    steps = list(compose_recipe(recipe)["steps"])
+    return [" ".join(f"'~steps.{step}'" for at, step in enumerate(steps) if at % count != n) for n in range(count)]
+
+
+def values_of(facts: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """For each chain of a table the words of its folder's name, and what its commands are filled in with."""
+    each = facts.get("each", {})
+    for values in itertools.product(*each.values()) if "split" not in facts else ():
+        yield [str(value).replace(" ", "-") for value in values], dict(zip(each, values, strict=True))
+    for recipe, count in facts.get("split", {}).items():
+        for number, part in enumerate(parts_of(recipe, count), 1):
+            yield [str(number)], {"part": part}
+
+
 def chains(plan: dict[str, Any], only: list[str] | None, data: Path, out: Path) -> Iterator[Chain]:
     """The chains of the plan's tables, in order."""
     for table, facts in plan.items():
         if only and table not in only:
             continue
-        each = facts.get("each", {})
-        for values in itertools.product(*each.values()):
-            named = dict(zip(each, values, strict=True))
-            folder = out / "-".join([table, *(str(value).replace(" ", "-") for value in values)])
-            texts = (text.format(data=data, out=folder, **named) for text in facts["run"])
+        for words, values in values_of(facts):
+            folder = out / "-".join([table, *words])
+            texts = (text.format(data=data, out=folder, **values) for text in facts["run"])
             commands = [_BRAID.sub(f"{shlex.quote(sys.executable)} -m braidlm ", text) for text in texts]
-            yield Chain(table, named, commands, facts.get("gigabytes", 13), folder)
+            yield Chain(table, values, commands, facts.get("gigabytes", 13), folder)
 
 
 def run_side_by_side(waiting: list[Chain], gigabytes: float) -> None:

@@ -42,6 +42,8 @@ NEW: dict[str, str] = {
     r"(Recipes|list recipes) > best/strict-small-cpu": "the best recipe at the size of a laptop",
     r".*(memorisation|passages|samples|canaries|--reference|> reference)( .*)?": "what a model gives away of its text",
     r"Recipe keys > training( > |\.)privacy.*": "differential privacy",
+    r"(Recipe keys|Parts > optimizer) > .*groups.*": "rates and decays of some parameters",
+    r"(list recipes|Recipes) > best/record": "what else might gain on best/strict-small",
     r"Recipe keys > training( > |\.)token_dropout.*": "tokens that are read are replaced, against overfitting",
     r"edit > withdraw > --modules": "an owner's modules leave for good",
     r"Verbs > braid chat.*": "a conversation in the terminal",

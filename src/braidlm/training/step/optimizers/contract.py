@@ -1,12 +1,14 @@
 """The contract of optimizers: torch optimizers, each with parameters of its own, that step as one; and AdamW."""
 
+import fnmatch
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn, optim
 
+from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Epsilon, Positive, Range, Rate
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf
@@ -15,6 +17,16 @@ from braidlm.training.schedules import schedules
 from braidlm.training.step.spread import local
 
 optimizers = Registry("optimizer")
+
+
+@dataclass
+class GroupConfig:
+    """What is other for some parameters."""
+
+    lr: Positive = 1.0
+    """A factor of their learning rate."""
+    weight_decay: Annotated[float, Range(at_least=0, at_most=1000)] = 1.0
+    """A factor of their weight decay."""
 
 
 @dataclass
@@ -34,6 +46,13 @@ class OptimizerConfig:
     linear, cosine or wsd. By default the decay follows the learning rate, warm-up included."""
     decay: Literal["matrices", "everything"] = "matrices"
     """What decays: matrices only, or also norms, biases and vectors, as in the papers."""
+    groups: dict[str, GroupConfig] = field(default_factory=dict)
+    """Factors of rate and decay for some parameters, by patterns of their names: `{'*.bank.*': {weight_decay: 2}}`.
+    The first pattern that fits a name counts."""
+
+    def __post_init__(self) -> None:
+        if self.groups and self.decay_schedule is not None:
+            raise BraidError("groups: a decay with a schedule of its own is the same for all parameters")
 
 
 ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")  # what torch's AdamW keeps for each parameter
@@ -121,14 +140,31 @@ def make_groups(
 ) -> list[dict[str, Any]]:
     """The chosen parameters in torch's groups, with weight decay and without; each has a learning rate of its own. A
     learning rate that is a tensor on the device can change between replays of a graph."""
-    decayed, free = split_by_decay(model, config)
     coupled = config.weight_decay if config.decay_schedule is None else 0.0
-    device = next(model.parameters()).device
-    return [
-        {"params": params, "weight_decay": decay, "lr": torch.tensor(lr, device=device) if capturable else lr}
-        for members, decay in ((decayed, coupled), (free, 0.0))
-        if (params := [p for p in members if p in chosen])
-    ]
+    device, patterns = next(model.parameters()).device, pattern_of(model, config)
+    kinds: list[tuple[str | None, GroupConfig]] = [*config.groups.items(), (None, GroupConfig())]
+    groups: list[dict[str, Any]] = []
+    for members, decay in zip(split_by_decay(model, config), (coupled, 0.0), strict=True):
+        for pattern, factors in kinds:
+            if params := [p for p in members if p in chosen and patterns.get(p) == pattern]:
+                rate: Any = torch.tensor(lr * factors.lr, device=device) if capturable else lr * factors.lr
+                scales = {"weight_decay": decay * factors.weight_decay, "lr_scale": factors.lr}
+                groups.append({"params": params, "lr": rate, **scales})
+    return groups
+
+
+def pattern_of(model: nn.Module, config: OptimizerConfig) -> dict[Tensor, str]:
+    """The pattern of `config.groups` for each parameter that one fits; a pattern that fits none is an error."""
+    names = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found: dict[Tensor, str] = {}
+    for pattern in config.groups:
+        fitting = fnmatch.filter(names, pattern)
+        if not fitting:
+            some = ", ".join(list(names)[-3:])
+            todo = f"`*` stands for any letters: '*.bank.*'. The last parameters are {some}."
+            raise BraidError(f"training.optimizer.groups: '{pattern}' fits no parameter that is trained", todo=todo)
+        found = {**{names[name]: pattern for name in fitting}, **found}
+    return found
 
 
 def split_by_decay(model: nn.Module, config: OptimizerConfig) -> tuple[list[Tensor], list[Tensor]]:
@@ -173,7 +209,7 @@ def make_adamw(
     parameters that another optimizer trains; `lr_scale` is a factor of the learning rate."""
     groups = make_groups(model, config, set(model.parameters()) - others, config.lr * lr_scale, capturable)
     return optim.AdamW(
-        [{**group, "lr_scale": lr_scale} for group in groups],
+        [{**group, "lr_scale": lr_scale * group["lr_scale"]} for group in groups],
         lr=groups[0]["lr"],
         betas=config.betas,
         eps=config.eps,
