@@ -7,15 +7,35 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton, stage_table
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.dropout import Dropout, scale_dropout
 from braidlm.model.heads.losses import next_token_loss, shift_labels
-from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
+from braidlm.model.members import MembersForCausalLM
+from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification, BraidModel
 from tests.tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [BraidModel, BraidForCausalLM, BraidForSequenceClassification, MembersForCausalLM],
+    ids=lambda m: m.__name__,
+)
+def test_the_order_of_its_bases_suits_transformers_4_51(model: type) -> None:
+    """There PreTrainedModel is a module first and generates second: a class that has a base that generates before one
+    that is a module cannot be made."""
+
+    def class_of_4_51(cls: type) -> type:
+        if cls is PreTrainedModel:
+            return type(cls.__name__, (nn.Module, GenerationMixin), {})
+        if issubclass(cls, PreTrainedModel):
+            return type(cls.__name__, tuple(map(class_of_4_51, cls.__bases__)), {})
+        return cls
+
+    assert class_of_4_51(model)
 
 
 def test_outputs_are_tuples_on_request() -> None:

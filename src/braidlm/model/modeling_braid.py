@@ -183,7 +183,7 @@ class BraidModel(BraidPreTrainedModel, Body):
             raise BraidError(what, todo="Shorten the text, or train with a longer `context` or with `positions: rope`.")
 
 
-class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin, LanguageModel):
+class BraidForCausalLM(BraidPreTrainedModel, LanguageModel, GenerationMixin):
     """The language model."""
 
     def __init__(self, config: BraidConfig):
