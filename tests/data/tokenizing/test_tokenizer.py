@@ -263,6 +263,27 @@ def test_loading_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "vocab.json"])
+@pytest.mark.parametrize("index", [2**24, 2**31, 2**32 - 1])
+def test_an_id_that_would_fill_the_memory_is_refused(file: str, index: int, tmp_path: Path) -> None:
+    backend = json.loads(bytes_tokenizer().backend.to_str())
+    backend["model"]["vocab"]["far"] = index
+    (tmp_path / "merges.txt").touch()
+    (tmp_path / file).write_text(json.dumps(backend if file == "tokenizer.json" else backend["model"]["vocab"]))
+    what = f"the token 'far' has the id {index:,}, and ids go up to 16,777,215"
+    with pytest.raises(BraidError, match=what) as raised:
+        load_tokenizer(tmp_path)
+    assert raised.value.where == str(tmp_path / file)
+    assert "If the file is damaged, use another copy" in raised.value.todo
+
+
+def test_a_tokenizer_without_tokens_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text("{}")
+    (tmp_path / "merges.txt").touch()
+    with pytest.raises(BraidError, match="this tokenizer has no tokens"):
+        load_tokenizer(tmp_path)
+
+
 def test_hub_names_offline_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     huggingface_hub = pytest.importorskip("huggingface_hub")
 

@@ -35,6 +35,10 @@ MAX_DISTINCT_BYTES = 4_000_000
 """The bytes of all different words of a sample. The trainer keeps every different word, at up to 150 bytes of memory
 for each byte: about 600 MB. 64 MB of English have 3 to 4 million; text without spaces, or of random names, has more.
 """
+MAX_IDS = 2**24
+"""Sixty times the largest vocabularies. All that is kept by id has an entry for each id below the largest, and a single
+damaged id could ask for gigabytes.
+"""
 
 
 def bytes_tokenizer(special: SpecialTokens | None = None) -> "BraidTokenizer":
@@ -84,7 +88,7 @@ def _from_file(path: Path, config: Path) -> BraidTokenizer:
             "If it is damaged, use another copy; the same `braid train` command repairs the last checkpoint of a run."
         )
         raise BraidError(f"this is not a tokenizer.json of a fast tokenizer ({error})", str(path), todo) from None
-    return _with_settings(backend, config)
+    return _with_settings(backend, path, config)
 
 
 def _from_vocab_and_merges(vocab: Path, merges: Path, config: Path) -> BraidTokenizer:
@@ -98,12 +102,20 @@ def _from_vocab_and_merges(vocab: Path, merges: Path, config: Path) -> BraidToke
     names = {name for common in COMMON_NAMES.values() for name in common}
     special = sorted((backend.token_to_id(name), name) for name in names if backend.token_to_id(name) is not None)
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for _, name in special])
-    return _with_settings(backend, config)
+    return _with_settings(backend, vocab, config)
 
 
-def _with_settings(backend: Tokenizer, config: Path) -> BraidTokenizer:
+def _with_settings(backend: Tokenizer, path: Path, config: Path) -> BraidTokenizer:
     settings = read_json(config) if config.is_file() else {}
-    return BraidTokenizer(backend, _roles(backend, settings), settings)
+    tokenizer = BraidTokenizer(backend, _roles(backend, settings), settings)
+    last = tokenizer.vocab_size - 1
+    if last < 0:
+        raise BraidError("this tokenizer has no tokens", str(path), "Use another copy, or train one with 'bpe'.")
+    if last >= MAX_IDS:
+        what = f"the token {backend.id_to_token(last)!r:.60} has the id {last:,}, and ids go up to {MAX_IDS - 1:,}"
+        todo = "If the file is damaged, use another copy; else number its tokens from 0 without gaps."
+        raise BraidError(what, str(path), todo)
+    return tokenizer
 
 
 def _roles(backend: Tokenizer, settings: dict[str, Any]) -> SpecialTokens:

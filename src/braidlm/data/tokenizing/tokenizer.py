@@ -133,7 +133,7 @@ class BraidTokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """The largest id plus one: the rows that an embedding needs."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
     def token_bytes(self) -> list[bytes | None]:
