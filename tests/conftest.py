@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import triton_interpreter
+from tests import triton_interpreter, warm_python
 from tests.outcome import Outcome
 
 # In memory, where there is enough: on a disk each of the suite's thousands of writes waits until it is safe.
@@ -49,6 +49,12 @@ with contextlib.suppress(ImportError):  # a GPU machine may have no hypothesis; 
     # Examples take milliseconds, but a busy machine may pause in the middle of one.
     settings.register_profile("braid", deadline=None, max_examples=50)
     settings.load_profile("braid")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The processes that share the tests share a warm Python too, which imports while they collect."""
+    if config.getoption("numprocesses", None):
+        warm_python.start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

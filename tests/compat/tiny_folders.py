@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification
 from tests.compat.check_folder import LABELS, TEXTS, encode, measure
 from tests.tiny_models import randomised
+from tests.warm_python import warm_python
 from tests.without_braid import WITHOUT_BRAID
 
 
@@ -71,14 +71,14 @@ def save_tiny_folders(root: Path) -> TinyFolders:
 
 
 def check_without_braid(
-    folders: Path, out: Path, python: Path | str = sys.executable, trains: bool = False
+    folders: Path, out: Path, python: Path | None = None, trains: bool = False
 ) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """The facts and the tensors of check_folder.py, run by a Python of choice with nothing of ours on its path."""
     out.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"HF_MODULES_CACHE": str(out / "cached_code"), "HF_HOME": str(out / "hub"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [python, "-I", "-c", ALONE, folders, out, *(["--train"] if trains else [])],
+        [python or warm_python(), "-I", "-c", ALONE, folders, out, *(["--train"] if trains else [])],
         cwd=out,
         env=environment,
         capture_output=True,

@@ -18,6 +18,7 @@ from braidlm.model.config.registry import PARTS, import_files
 from braidlm.training import train as training
 from braidlm.training.recipe import LoadedRecipe
 from tests.docs.marked_blocks import Block, marked_blocks
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if marked_blocks(page)]
@@ -86,7 +87,7 @@ def run_shell(block: Block, where: str) -> None:
     assert block.language == "bash", f"{where}: only bash and python blocks can run"
     lines = [line for line in block.body.replace("\\\n", " ").splitlines() if shlex.split(line, comments=True)]
     if Path("src").is_dir():
-        run_outside([sys.executable, "-c", ALL_LINES, *lines], where, PYTHONPATH=str(Path("src").resolve()))
+        run_outside([warm_python(), "-c", ALL_LINES, *lines], where, PYTHONPATH=str(Path("src").resolve()))
         return
     for line in lines:
         words = shlex.split(line, comments=True)
@@ -109,7 +110,7 @@ for line in sys.argv[1:]:
 
 def run_outside(command: list[str], where: str, **environment: str) -> None:
     """Run a command in a process of its own, which must succeed."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(Path(warm_python()).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         command,
         env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **environment},
