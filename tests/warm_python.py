@@ -77,8 +77,7 @@ def start() -> None:
         program.write_text(_PROGRAM.format(python=sys.executable, words=words, address=address, own=own))
         program.chmod(0o755)
     code.write_text(bundle())
-    server = subprocess.Popen([sys.executable, "-I", __file__, folder], stdin=subprocess.PIPE)
-    globals()["SERVER_PID"] = server.pid  # MEASURE
+    subprocess.Popen([sys.executable, "-I", __file__, folder], stdin=subprocess.PIPE)
     os.environ[SHARED] = str(folder)
 
 

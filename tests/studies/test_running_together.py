@@ -12,6 +12,7 @@ from braidlm.core.models.runs import newest_checkpoint
 from braidlm.studies import running
 from braidlm.studies.decoding import decode_study
 from tests.studies.toy_study import DENSE, toy_study
+from tests.warm_python import warm_python
 
 
 class Node(Jobs):
@@ -32,6 +33,7 @@ def test_processes_save_where_the_job_is_cancelled(tmp_path: Path, monkeypatch: 
         time.sleep(seconds)
 
     monkeypatch.setattr(running, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("sys.executable", warm_python())
     with pytest.raises(KeyboardInterrupt):
         running.run_study(study, "cpu", jobs=Node())
     saved = newest_checkpoint(run)
