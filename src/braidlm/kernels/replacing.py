@@ -6,6 +6,7 @@ that nothing changes in what is saved, and it is chosen by exact class. The form
 has a kernel, stands beside the gate's lowering.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,6 +51,20 @@ def replaces(*kinds: type[nn.Module], on: tuple[str, ...]) -> Callable[[Form], F
 def kind_of(part: nn.Module) -> type[nn.Module]:
     """The exact class of a part, or of the part whose place it took."""
     return _REPLACED.get(type(part), type(part))
+
+
+@contextlib.contextmanager
+def plain_parts(model: nn.Module) -> Iterator[None]:
+    """Inside of the block the parts whose place forms have taken run their own code, as transforms of torch.func need:
+    they do not know gradients that are written by hand."""
+    forms = {part: type(part) for part in model.modules() if type(part) in _REPLACED}
+    for part in forms:
+        part.__class__ = _REPLACED[type(part)]
+    try:
+        yield
+    finally:
+        for part, form in forms.items():
+            part.__class__ = form
 
 
 def is_eager_cpu(x: Tensor) -> bool:

@@ -218,8 +218,9 @@ class _Runner:
         if budget is not None:
             return budget, f"{console.count(budget.count)} {budget.unit}"
         streams = open_data(decode(DataConfig, data)).train
-        words = chunkings.build(self.study.data.chunking).words_per_epoch
-        epoch = Amount(sum(map(len, streams)), "tokens") if words is None else Amount(words * len(streams), "words")
+        chunking, length = chunkings.build(self.study.data.chunking), self.study.data.length
+        words, tokens = chunking.words_per_epoch, sum(chunking.tokens(stream, length) for stream in streams)
+        epoch = Amount(tokens, "tokens") if words is None else Amount(words * len(streams), "words")
         amount = Amount(max(1, round(epochs * epoch.count)), epoch.unit)
         return amount, f"{epochs:g} x {console.count(epoch.count)} {epoch.unit}"
 

@@ -1,7 +1,6 @@
 """Amounts of training in steps, tokens or words: budgets, progress, and paces such as "every 1M words to 10M"."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -9,7 +8,8 @@ from typing import Any, Literal, get_args
 
 from braidlm.core.console import count as short_count
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.streams import TokenStream
+from braidlm.data.loading.batches import Batch
+from braidlm.data.loading.loader import Loader
 from braidlm.model.config.ranges import MAX_INTEGER, Count, CountOrZero
 
 Unit = Literal["steps", "tokens", "words"]
@@ -61,6 +61,10 @@ class Progress:
     def done(self, unit: str) -> int:
         return getattr(self, unit)
 
+    def after(self, batch: Batch) -> "Progress":
+        """The progress when a step has read this batch."""
+        return Progress(self.steps + 1, self.tokens + batch.token_count, self.words + batch.word_count)
+
     def share(self, budget: Amount) -> float:
         """Training progress in [0, 1]."""
         return min(self.done(budget.unit) / budget.count, 1.0)
@@ -74,26 +78,26 @@ def short(count: int) -> str:
     return str(count)
 
 
-def repetition(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> str | None:
+def repetition(budget: Amount, loader: Loader) -> str | None:
     """A message if a budget is more than the data has, so that epochs repeat; None if not."""
-    share, available = share_of_epoch(budget, streams, tokens_per_step)
+    share, available = share_of_epoch(budget, loader)
     if share <= 1:
         return None
     unit = "words" if budget.unit == "words" else "tokens"
     amount = f"{short_count(budget.count)} {budget.unit}"
     if budget.unit == "steps":
-        amount += f", {short_count(budget.count * tokens_per_step)} tokens,"
+        amount += f", {short_count(budget.count * loader.tokens_per_step)} tokens,"
     return (
         f"The budget is {amount} and the data has {short_count(available)} {unit}: epochs repeat, and the data is "
         f"shown {share:.1f} times on average."
     )
 
 
-def never_read(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> str | None:
+def never_read(budget: Amount, loader: Loader) -> str | None:
     """A message if a budget ends before documents that are read part by part are read to the last; None if not."""
-    share, _ = share_of_epoch(budget, streams, tokens_per_step)
+    share, _ = share_of_epoch(budget, loader)
     # Shards have no order of their own: which come last is random.
-    ordered = [stream for stream in streams if stream.data.manifest.shards is None]
+    ordered = [stream for stream in loader.streams if stream.data.manifest.shards is None]
     if share >= 1 or all(stream.pacing.part_after(0) == 0 for stream in ordered):
         return None
     return (
@@ -102,10 +106,24 @@ def never_read(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: 
     )
 
 
-def share_of_epoch(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> tuple[float, int]:
-    """The budget as a share of the data, and what the data has: words, or else tokens."""
-    available = sum(stream.words if budget.unit == "words" else len(stream) for stream in streams)
-    return budget.count * (tokens_per_step if budget.unit == "steps" else 1) / available, available
+def share_of_epoch(budget: Amount, loader: Loader) -> tuple[float, int]:
+    """The budget as a share of the data, and what is read of the data: words, or else tokens."""
+    available = loader.tokens_per_epoch
+    if budget.unit == "words":
+        kept = available / sum(map(len, loader.streams))
+        available = round(kept * sum(stream.words for stream in loader.streams))
+    return budget.count * (loader.tokens_per_step if budget.unit == "steps" else 1) / available, available
+
+
+def whole_steps(budget: Amount, loader: Loader) -> int:
+    """How many steps a budget takes that are never cut, counted by reading them; the loader stays where it is."""
+    if budget.unit == "steps":
+        return budget.count
+    position, done = loader.state(), Progress()
+    while done.done(budget.unit) < budget.count:
+        done = done.after(loader.next_batch(done.share(budget)))
+    loader.load_state(position)
+    return done.steps
 
 
 @dataclass(frozen=True)

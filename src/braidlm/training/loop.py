@@ -115,6 +115,8 @@ class Trainer:
         own = {"seed": recipe.seed, "rank": rank.index, "world": rank.world_size}
         chunking = chunkings.build(recipe.data.chunking)
         self.loader = Loader(data.train, chunking, length, mix=recipe.data.mix, **rows, **own)
+        for one in self.features:
+            one.read_loader(self.loader)
         self.learning_rate = LearningRate(training)
         self.progress = Progress()
         self.rate = 0.0
@@ -139,16 +141,15 @@ class Trainer:
         if not self.rank.is_main:
             return
         training, length = self.recipe.training, self.loader.length
-        tokens_per_step = self.loader.global_rows * length
         warnings = [
             *(warning for one in self.features for warning in one.warnings()),
             decay_outlasts_rate(training.optimizer.options, training.schedule),
             *(self.loader.chunking.warning(stream, length) for stream in self.loader.streams),
-            never_read(self.budget, self.loader.streams, tokens_per_step),
+            never_read(self.budget, self.loader),
         ]
         for warning in filter(None, warnings):
             console.warn(warning)
-        if repeated := repetition(self.budget, self.loader.streams, tokens_per_step):
+        if repeated := repetition(self.budget, self.loader):
             console.say(repeated)
 
     @property
@@ -247,7 +248,7 @@ class Trainer:
         self.stepper.begin_step(before.steps, share)
         row_length = next(filter(None, (one.row_length(share) for one in self.features)), None)
         batch = self.loader.next_batch(share, self._left("words"), self._left("tokens"), row_length)
-        self.progress = Progress(before.steps + 1, before.tokens + batch.token_count, before.words + batch.word_count)
+        self.progress = before.after(batch)
         self.rate, share = self.learning_rate(before, self.progress), self.progress.share(self.budget)
         batch = self.stepper.read_batch(batch, share)
         report = self.stepper.step(batch.inputs, batch.labels, batch.target_count, self.rate, share)
@@ -256,7 +257,10 @@ class Trainer:
             self._check_finite()
 
     def _left(self, unit: str) -> int | None:
-        """How many words or tokens the next batch may have, so that every mark in that unit is met exactly."""
+        """How many words or tokens the next batch may have, so that every mark in that unit is met exactly; None also
+        where a feature reads whole rows alone."""
+        if any(one.whole_rows for one in self.features):
+            return None
         done, pace = self.progress.done(unit), self.recipe.checkpoints.every
         marks = [self.budget.count if self.budget.unit == unit else None]
         marks += [pace.next_after(done) if pace.unit == unit else None]
@@ -313,6 +317,7 @@ class Trainer:
             "records": None if tracker is None else tracker.records,
         }
         facts = {**asdict(self.progress), **self.reporter.last, **self.reporter.weights_facts()}
+        facts |= {key: value for one in self.features for key, value in one.told().items()}
         facts |= {"earlier_budgets": self.earlier_budgets} if self.earlier_budgets else {}
         facts |= {"interrupted": True} if interrupted else {}
         name = checkpoint_name(self.recipe.checkpoints.every, self.progress)

@@ -50,6 +50,22 @@ class Chunking:
         """How many positions of each of the epoch's chunks are trained: all, unless its text ends before."""
         return np.full(len(starts), length)
 
+    def places(self, stream: TokenStream, starts: np.ndarray, trained: np.ndarray, length: int) -> np.ndarray:
+        """[starts, length + 1]: where the tokens of chunks are in the file; `trained` positions of each are trained."""
+        return stream.positions(starts, length + 1)
+
+    def size(self, stream: TokenStream, length: int) -> int:
+        """The positions of an epoch's rows, trained or not: without weights, data sets share batches in proportion."""
+        return len(stream)
+
+    def tokens(self, stream: TokenStream, length: int) -> int:
+        """How many of the stream's tokens an epoch trains, but for a rest that is less than a row."""
+        return len(stream)
+
+    def unit(self, length: int) -> str | None:
+        """What a row is, where it is the same in every epoch and shares no token with another; else None."""
+        return None
+
     def warning(self, stream: TokenStream, length: int) -> str | None:
         """A warning for the user before a stream is cut, or None."""
         return None
@@ -159,6 +175,9 @@ class Windows(ShuffledChunking):
         count = (len(stream) - length - 1) // self.config.stride + 1
         return random_permutation(count, "windows", seed, stream.name, epoch) * self.config.stride
 
+    def unit(self, length: int) -> str | None:
+        return "row" if self.config.stride > length else None
+
 
 @chunkings.register("documents")
 class Documents(Chunking):
@@ -190,6 +209,60 @@ class Documents(Chunking):
             f"data set '{stream.name}': {longer:,} of {stream.documents:,} documents are longer than {length} tokens; "
             "they are cut, and what follows a cut is answered without the question"
         )
+
+
+@chunkings.register("single")
+class Single(Chunking):
+    """Every document is one row: what is longer than a row is left out, and what is shorter is filled up.
+
+    A row begins with the end-of-text token of its own document, as after another one, and is filled up with it. So it
+    holds nothing of other documents, in every epoch the same.
+    """
+
+    def starts(self, stream: TokenStream, length: int, epoch: int, seed: int, rows: int = 1) -> np.ndarray:
+        return np.asarray(
+            stream.document_bounds[random_permutation(stream.documents, "single", seed, stream.name, epoch)]
+        )
+
+    def trained_lengths(self, stream: TokenStream, starts: np.ndarray, length: int) -> np.ndarray:
+        return np.minimum(self._ends(stream, starts) - starts, length)
+
+    def places(self, stream: TokenStream, starts: np.ndarray, trained: np.ndarray, length: int) -> np.ndarray:
+        offsets = np.minimum(np.arange(-1, length), trained[:, None] - 1)
+        offsets[:, 0] = self._ends(stream, starts) - starts - 1
+        return stream.positions(starts, 1) + offsets
+
+    def size(self, stream: TokenStream, length: int) -> int:
+        return stream.documents * length
+
+    def tokens(self, stream: TokenStream, length: int) -> int:
+        return int(np.minimum(np.diff(stream.document_bounds), length).sum())
+
+    def unit(self, length: int) -> str | None:
+        return "document"
+
+    def check(self, stream: TokenStream, length: int) -> None:
+        """Refuse documents that no token ends, as pieces of documents are."""
+        manifest = stream.data.manifest
+        if manifest.eos_id is None or "chunk_tokens" in manifest.source.get("reading", ()):
+            what = "with chunking 'single' every document is a row, and no token ends the documents of this data set"
+            todo = "Prepare it with a tokenizer that has an end of text and without chunk_tokens, or choose another."
+            raise BraidError(what, f"data set '{stream.name}' ({stream.data.address})", todo)
+
+    def warning(self, stream: TokenStream, length: int) -> str | None:
+        """A warning that the ends of documents are never read, and how many."""
+        longer, kept = int((np.diff(stream.document_bounds) > length).sum()), self.tokens(stream, length)
+        if not longer:
+            return None
+        return (
+            f"data set '{stream.name}': {longer:,} of {stream.documents:,} documents are longer than {length} tokens; "
+            f"what follows is never read: {len(stream) - kept:,} of {len(stream):,} tokens"
+        )
+
+    def _ends(self, stream: TokenStream, starts: np.ndarray) -> np.ndarray:
+        """Where the documents that begin at `starts` end."""
+        bounds = stream.document_bounds
+        return np.asarray(bounds[np.searchsorted(bounds, starts, side="right")])
 
 
 def _chunks_for(words: int, stream: TokenStream, starts: np.ndarray, length: int) -> int:

@@ -73,7 +73,7 @@ class Loader:
         self.rank = rank
         check_streams(self.streams, chunking, length)
         self._mix_config = mix or MixtureConfig()
-        self._mixture = Mixture(mix, {stream.name: len(stream) for stream in self.streams})
+        self._mixture = Mixture(mix, {stream.name: chunking.size(stream, length) for stream in self.streams})
         self._kept_rows = self._fixed_rows() if chunking.keeps_rows else None
         self._positions, self._credits = [StreamPosition()] * len(self.streams), [0.0] * len(self.streams)
         self._epochs: list[dict[int, tuple[TokenStream, np.ndarray, np.ndarray]]] = [{} for _ in self.streams]
@@ -96,6 +96,24 @@ class Loader:
             begin, end = (self._trained(index, positions[index]) for positions in (self._positions, after))
             trained[name] = begin + share * (end - begin)
         return trained
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The tokens that a step trains in the mean, but where epochs end."""
+        positions = sum(self.chunking.size(stream, self.length) for stream in self.streams)
+        return round(self.global_rows * self.length * self.tokens_per_epoch / positions)
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        """The tokens of all data sets that an epoch trains."""
+        return sum(self.chunking.tokens(stream, self.length) for stream in self.streams)
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """How much of each data set's epoch a step reads, with the shares of the beginning."""
+        shares = zip(self.names, self._mixture.shares(0.0), strict=True)
+        chunks = [len(self._epoch(index, StreamPosition())[1]) for index in range(len(self.streams))]
+        return {name: self.global_rows * share / count for (name, share), count in zip(shares, chunks, strict=True)}
 
     def next_batch(
         self,
@@ -234,7 +252,7 @@ class Loader:
             starts = begins[chunks]
             if self.chunking.keeps_rows:  # the first `count` chunks of an epoch begin the rows' texts
                 continues[taken : taken + len(starts)] = np.arange(len(starts)) + position.chunk >= count
-            places.append(stream.positions(starts, self.length + 1))
+            places.append(self.chunking.places(stream, starts, trained[chunks], self.length))
             lengths.append(trained[chunks])
             taken += len(starts)
             position = position._replace(chunk=position.chunk + len(starts))
@@ -305,18 +323,20 @@ def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
 class Mixture:
     """The shares of named data sets at any point of the training."""
 
-    def __init__(self, config: MixtureConfig | None, tokens: Mapping[str, int]):
-        """`tokens`: how many each data set has; its order is the order of the shares."""
+    def __init__(self, config: MixtureConfig | None, sizes: Mapping[str, int]):
+        """`sizes` of the data sets, as their shares are without weights; its order is the order of the shares."""
         config = config or MixtureConfig()
-        points = config.curriculum or [CurriculumPoint(0.0, config.weights or {n: float(t) for n, t in tokens.items()})]
+        points = config.curriculum or [
+            CurriculumPoint(0.0, config.weights or {n: float(size) for n, size in sizes.items()})
+        ]
         named = {name for point in points for name in point.weights}
-        unknown = sorted(named - set(tokens))
-        problems = [f"a weight is given for '{n}', which is no data set.{did_you_mean(n, tokens)}" for n in unknown]
-        problems += [f"data set '{n}' has no weight; give it one (0 to leave it out)" for n in tokens if n not in named]
+        unknown = sorted(named - set(sizes))
+        problems = [f"a weight is given for '{n}', which is no data set.{did_you_mean(n, sizes)}" for n in unknown]
+        problems += [f"data set '{n}' has no weight; give it one (0 to leave it out)" for n in sizes if n not in named]
         if problems:
             raise BraidError("\n".join(problems), "mix")
         self._points = [point.at for point in points]
-        table = np.array([[point.weights.get(name, 0.0) for name in tokens] for point in points])
+        table = np.array([[point.weights.get(name, 0.0) for name in sizes] for point in points])
         # Shares are interpolated, not weights, so the unit of a point's weights has no effect.
         self._shares = table / table.sum(axis=1, keepdims=True)
 

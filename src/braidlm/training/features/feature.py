@@ -10,9 +10,9 @@ Its `Keys` are a dataclass whose fields are keys of the recipe's `training` sect
             lengths: list[ShorterRows] = field(default_factory=list)
 
 The loop calls the hooks of all features that a recipe asks for. None of them may wait for the device, but where it is
-said. A step may be captured as a CUDA graph: `inputs`, `read_pass`, `read_gradients`, `end_gradients` and `end_update`
-are called while it is recorded and not when it is replayed, so that what changes from step to step must be in tensors
-that stay where they are.
+said. A step may be captured as a CUDA graph: `inputs`, `own_pass`, `read_pass`, `end_gradients` and `end_update` are
+called while it is recorded and not when it is replayed, so that what changes from step to step must be in tensors that
+stay where they are.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from torch import Tensor
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
 from braidlm.data.loading.config import DataConfig
+from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.open_data import OpenData
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import decode
@@ -65,8 +66,8 @@ class Feature:
     """The file of a saved state that holds `state()`; with `{rank}` in its name, each process has its own."""
     capturable: bool = True
     """Whether it never waits for the device, so that a step with it can be replayed as a graph."""
-    each_row: bool = False
-    """Whether every row is a micro-batch of its own, whatever the recipe's `accumulation`."""
+    whole_rows: bool = False
+    """Whether no step reads a part of its rows: it then passes a mark in words or tokens that would cut it."""
     plain_pass: bool = False
     """Whether it needs the model's plain pass, since kernels keep less or see one chunk alone."""
 
@@ -123,6 +124,9 @@ class Feature:
         """The length of rows when this share of the training is done; None for whole sequences."""
         return None
 
+    def read_loader(self, loader: Loader) -> None:
+        """Called once, with the loader at its beginning."""
+
     # Each step, in this order
 
     def find_parameters(self) -> None:
@@ -141,11 +145,13 @@ class Feature:
         """What the objective reads beside the tokens of micro-batch `index` of so many `parts`."""
         return {}
 
+    def own_pass(self, run: Any, tokens: Tensor, labels: Tensor) -> Any:
+        """The `BatchLosses` of a micro-batch whose gradients the feature has computed and keeps until `end_gradients`;
+        None where they are computed as ever. `run` is the objective."""
+        return None
+
     def read_pass(self, found: Any) -> None:
         """Called with the `BatchLosses` of each micro-batch."""
-
-    def read_gradients(self) -> None:
-        """Called after the backward pass of each micro-batch, whose gradients are added to those before."""
 
     def end_gradients(self) -> None:
         """Called before the update of the weights, which reads the gradients."""
@@ -165,6 +171,10 @@ class Feature:
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Inside of the block the model is as it is validated, sampled and saved."""
         return contextlib.nullcontext()
+
+    def told(self) -> dict[str, Any]:
+        """What lineage and card say of the training so far."""
+        return {}
 
     def facts(self) -> dict[str, int]:
         """What is said of a model that is not as the last step left it, beside its scores and in its lineage."""

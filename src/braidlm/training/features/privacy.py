@@ -1,37 +1,46 @@
 """Training with differential privacy: DP-SGD (Abadi and others, arXiv 1607.00133), by any optimizer.
 
-The gradient of each row of text is computed by itself and shortened to `clip`, and Gaussian noise is added to their sum
-before the update, so much that the whole training has (epsilon, delta): whether one row was in the text changes no
-probability of what comes out by more than a factor of e^epsilon, but for delta. How much noise that is, is opacus's
-answer (Renyi differential privacy); it takes rows to be drawn at random for each step, where the loader shuffles them.
+The gradient of each row is computed by itself and shortened to `clip`, and Gaussian noise is added to their sum before
+the update, so much that the whole training has (epsilon, delta): whether one row was in the text changes no probability
+of what comes out by more than a factor of e^epsilon, but for delta. How much noise that is, is opacus's answer (Renyi
+differential privacy); it takes rows to be drawn at random for each step, where the loader shuffles them.
+
+So rows must be the same in every epoch, share nothing with each other, and be in a step once. A row's loss is divided
+by a number that no text decides, and steps are known before the first, since no batch is cut.
 
 The noise is the operating system's and no seed's: who knew it could take it away. So two runs of a recipe differ.
 """
 
 import contextlib
-import math
 import secrets
+import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
+from braidlm.data.loading.batches import IGNORED, Batch
+from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
+from braidlm.data.loading.loader import Loader
 from braidlm.model.config.ranges import Positive, Range
 from braidlm.model.paths.joins import GumbelJoin
 from braidlm.model.routing.router import TopKRouter
-from braidlm.training.amounts import share_of_epoch
+from braidlm.training.amounts import whole_steps
 from braidlm.training.features.feature import Feature, Setup, feature
-from braidlm.training.step.objective import routers
+from braidlm.training.step.objective import BatchLosses, routers
+from braidlm.training.step.row_gradients import Parameters, RowGradients, gradients_at_once, gradients_one_by_one
 
 
 @dataclass
 class PrivacyConfig:
-    """How much the trained model may depend on any one row of text."""
+    """How much the trained model may depend on any one row of text, or document (`data.chunking: single`)."""
 
     epsilon: Positive
     """The bound: 1 is strict, 8 is common."""
@@ -60,45 +69,34 @@ class Privacy(Feature):
     }
     capturable = False
     plain_pass = True
-    each_row = True
+    whole_rows = True
 
     def __init__(self, setup: Setup):
-        chosen: PrivacyConfig = setup.training.privacy
-        self.clip, self.delta, self.model = chosen.clip, chosen.delta, setup.model
+        self.config: PrivacyConfig = setup.training.privacy
+        self.model, self.budget, self.device = setup.model, setup.training.budget, setup.rank.device
         if setup.rank.world_size > 1:
             raise BraidError("training.privacy: the noise is added by one process", todo="Train in one process.")
         if setup.opened is None or setup.data is None:
             raise BraidError("training.privacy: how much noise is needed follows from the data, and there is none")
-        self.rows = setup.training.batch * setup.training.accumulation
-        tokens = self.rows * setup.data.length
-        epochs, _ = share_of_epoch(setup.training.budget, setup.opened.train, tokens)
-        available = sum(map(len, setup.opened.train))
-        self.rate = min(1.0, tokens / available)
-        """The share of all rows that a step reads."""
-        self.steps = max(1, math.ceil(epochs * available / tokens))
-        self.noise = noise_multiplier(chosen.epsilon, chosen.delta, self.rate, self.steps)
-        """The standard deviation of the noise, as a multiple of `clip`."""
-        self.generator = torch.Generator(setup.rank.device)
+        self.generator = torch.Generator(self.device)
         self.generator.manual_seed(secrets.randbits(63))
-        self.step, self.shortened = 0, torch.zeros((), device=setup.rank.device)
+        self.at_once = True
+        """Whether the gradients of all rows of a pass are computed at once, until that fails."""
+        self.step, self.shortened = 0, torch.zeros((), device=self.device)
         self.find_parameters()
-        bound = f"epsilon {chosen.epsilon:g} at delta {chosen.delta:g} for each row of {setup.data.length} tokens"
-        how = (
-            f"noise of {self.noise:.3g} times the longest gradient, {self.steps:,} steps of {self.rate:.2%} of the rows"
-        )
-        console.say(f"Privacy: {bound}: {how}")
 
     @classmethod
     def problems(cls, training: Any, data: DataConfig) -> Iterable[BraidError]:
-        if data.mix.weights:
-            what = (
-                "training.privacy: with data.mix.weights the rows of some sets are read more often than the bound knows"
-            )
-            yield BraidError(what, todo="Leave out data.mix.weights, or train on one set.")
-        for name, one in data.sets.items():
-            if one.answer is not None:
-                what = f"training.privacy: rows of data.sets.{name} have different numbers of answers, which mixes them"
-                yield BraidError(what, todo="Train on plain text.")
+        kind = data.chunking.kind
+        if chunkings.build(data.chunking).unit(data.length) is None:
+            what = f"training.privacy: with data.chunking '{kind}' rows are cut elsewhere in every epoch, or overlap: "
+            what += "nothing stays the same that the bound could be for"
+            todo = "data.chunking=single makes every document a row, for which the bound is then. "
+            todo += f"data.chunking='{{kind: windows, stride: {data.length + 1}}}' gives rows of all text that stay."
+            yield BraidError(what, todo=todo)
+        if data.order.kind != "shuffled" or data.mix.curriculum:
+            what = "training.privacy: with data.order or data.mix.curriculum a step reads some rows more likely than "
+            yield BraidError(f"{what}others, and the bound takes it to draw from all of them", todo="Leave it out.")
 
     @classmethod
     def check_model(cls, model: Any, training: Any, data: DataConfig) -> None:
@@ -111,40 +109,99 @@ class Privacy(Feature):
             what = "training.privacy: a routing loss is of the tokens of a whole batch, so that rows are mixed"
             raise BraidError(what, todo="Leave such losses out: training.routing_losses={}.")
 
+    def read_loader(self, loader: Loader) -> None:
+        if any(stream.parts > 1 for stream in loader.streams):
+            what = (
+                "training.privacy: a data set in shards is read in groups of them, and the bound takes a step to draw"
+            )
+            raise BraidError(f"{what} from all rows", todo="Prepare it without shards.")
+        self.length, self.rows = loader.length, loader.global_rows
+        unit = loader.chunking.unit(loader.length)
+        assert unit is not None  # `problems` refuses others
+        self.unit: str = unit
+        self.steps, self.rate = whole_steps(self.budget, loader), max(loader.rates.values())
+        """The rate is the share of all rows that a step reads, of the data set that is read most often."""
+        if self.rate > 1:
+            what = f"training.privacy: a step of {self.rows} rows reads every {unit} of a data set more than once"
+            raise BraidError(what, todo="Take a smaller training.batch or training.accumulation.")
+        epsilon, delta = self.config.epsilon, self.config.delta
+        self.noise = noise_multiplier(epsilon, delta, self.rate, self.steps)
+        """The standard deviation of the noise, as a multiple of `clip`."""
+        size = "" if unit == "document" else f" of {self.length} tokens"
+        how = f"noise of {self.noise:.3g} times the longest gradient, {self.steps:,} steps of {self.rate:.2%} of them"
+        console.say(f"Privacy: epsilon {epsilon:g} at delta {delta:g} for each {unit}{size}: {how}")
+
     def find_parameters(self) -> None:
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.sums = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
-        """Of the rows of a step so far."""
+        parameters = (p for p in self.model.parameters() if p.requires_grad)
+        self.sums = {parameter: torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters}
+        """Over the rows of a step so far."""
 
     def begin_step(self, step: int, share: float) -> bool:
         self.step = step
         self.shortened.zero_()
         return False
 
+    def read_batch(self, batch: Batch, share: float = 0.0) -> Batch:
+        """Without the labels of rows that the batch has twice, where an epoch ends and the next one begins in it."""
+        rows = np.stack([batch.whole.own_sources, batch.whole.positions[:, 0]])
+        labels = np.full_like(batch.labels, IGNORED)
+        first = np.unique(rows, axis=1, return_index=True)[1]
+        labels[first] = batch.labels[first]
+        self.labels = max(int((labels != IGNORED).sum()), 1)
+        return replace(batch, labels=labels)
+
+    def own_pass(self, run: Any, tokens: Tensor, labels: Tensor) -> BatchLosses:
+        objective = getattr(run, "_orig_mod", run)  # it may be compiled
+        parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+        count, text = torch.full((), float(self.length), device=self.device), torch.zeros((), device=self.device)
+        for gradients, found in self._gradients(run, objective, parameters, tokens, labels, count):
+            self._add([self.sums[parameter] for parameter in parameters.values()], gradients)
+            text += found.text.detach()
+        return BatchLosses(text * count / self.labels, None, found.usage, {})
+
+    def _gradients(
+        self, run: Any, objective: Any, parameters: Parameters, tokens: Tensor, labels: Tensor, count: Tensor
+    ) -> RowGradients:
+        if self.at_once:
+            try:
+                yield from gradients_at_once(objective, parameters, tokens, labels, count)
+                return
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.at_once = False
+                reason = textwrap.shorten(str(error), 100, placeholder=" ...")
+                console.say(f"Privacy: gradients are computed row by row, which is slower than at once ({reason})")
+        yield from gradients_one_by_one(run, parameters, tokens, labels, count)
+
     @torch.no_grad()
-    def read_gradients(self) -> None:
-        # The loss of a step is a mean over all labels, so that a row's gradient is its share of them.
-        own = [None if p.grad is None else p.grad.float() * self.rows for p in self.parameters]
-        found = [(total, gradient) for total, gradient in zip(self.sums, own, strict=True) if gradient is not None]
-        length = torch.stack([gradient.norm() for _, gradient in found]).norm()
-        factor = (self.clip / (length + 1e-6)).clamp(max=1.0)
-        for total, gradient in found:
-            total.add_(gradient * factor)
-        self.shortened += (length > self.clip).float()
-        for parameter in self.parameters:
-            parameter.grad = None
+    def _add(self, sums: list[Tensor], gradients: list[Tensor]) -> None:
+        """Add gradients [row, ...], each row's shortened."""
+        gradients = [gradient.float() for gradient in gradients]
+        lengths = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+        factors = (self.config.clip / (lengths + 1e-6)).clamp(max=1.0)
+        for total, gradient in zip(sums, gradients, strict=True):
+            total.add_(torch.tensordot(factors, gradient, 1))
+        self.shortened += (lengths > self.config.clip).sum()
 
     @torch.no_grad()
     def end_gradients(self) -> None:
-        deviation = self.noise * self.clip
-        for parameter, total in zip(self.parameters, self.sums, strict=True):
+        deviation = self.noise * self.config.clip
+        for parameter, total in self.sums.items():
             noise = torch.empty_like(total).normal_(0.0, deviation, generator=self.generator) if deviation else 0.0
             parameter.grad = ((total + noise) / self.rows).to(parameter.dtype)
             total.zero_()
 
     def readings(self) -> dict[str, float]:
-        spent = epsilon_spent(self.noise, self.rate, self.step + 1, self.delta)
-        return {"epsilon": spent, "shortened_gradients": float(self.shortened) / self.rows}
+        return {"epsilon": self.spent, "shortened_gradients": float(self.shortened) / self.rows}
+
+    def told(self) -> dict[str, Any]:
+        return {"privacy": {"epsilon": self.spent, "delta": self.config.delta, "for_each": self.unit}}
+
+    @property
+    def spent(self) -> float:
+        """The epsilon of the steps so far."""
+        return epsilon_spent(self.noise, self.rate, self.step + 1, self.config.delta)
 
     def budget_grew(self) -> None:
         what = "training.privacy: the noise of the steps so far was chosen for a smaller budget"

@@ -161,18 +161,12 @@ class Stepper:
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
         losses, additions, usage = [], [], {}
         extra: dict[str, list[Tensor]] = {name: [] for name in self.extra}
-        parts = len(inputs) if any(one.each_row for one in self.features) else self.config.accumulation
+        parts = self.config.accumulation
         for index, (tokens, targets) in enumerate(zip(inputs.chunk(parts), labels.chunk(parts), strict=True)):
-            beside = {name: value for one in self.features for name, value in one.inputs(index, parts).items()}
             synchronize_copies(self.objective, index + 1 == parts)
-            with autocast(self.rank.device, self.dtype):
-                found = self.run(tokens, targets, count, **beside)
-            self._whole(found).backward()
-            if self.lowered is not None:
-                self.lowered.synchronize()
+            found = self._pass(index, tokens, targets, count)
             for one in self.features:
                 one.read_pass(found)
-                one.read_gradients()
             losses.append(found.text.detach())
             additions += [] if found.routing is None else [found.routing.detach()]
             usage = found.usage
@@ -186,6 +180,20 @@ class Stepper:
         self.optimizer.zero_grad()
         summed = {name: self._sum(each) for name, each in extra.items()}
         return StepReport(self._sum(losses), norm, self._sum(additions), usage, summed)
+
+    def _pass(self, index: int, tokens: Tensor, labels: Tensor, count: Tensor) -> BatchLosses:
+        """One forward and backward pass over a micro-batch."""
+        with autocast(self.rank.device, self.dtype):
+            own = (one.own_pass(self.run, tokens, labels) for one in self.features)
+            if (found := next((each for each in own if each is not None), None)) is not None:
+                return found
+            parts = self.config.accumulation
+            beside = {name: value for one in self.features for name, value in one.inputs(index, parts).items()}
+            found = self.run(tokens, labels, count, **beside)
+        self._whole(found).backward()
+        if self.lowered is not None:
+            self.lowered.synchronize()
+        return found
 
     def _whole(self, found: BatchLosses) -> Tensor:
         """What is minimised."""
