@@ -6,21 +6,8 @@ import pytest
 
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.packed_data import PackedData
-from braidlm.training.amounts import Amount, repetition
 from braidlm.training.train import train
 from tests.training.tiny_runs import records, tiny_recipe
-
-
-def test_only_a_budget_that_is_more_than_the_data_is_reported(stories: Path) -> None:
-    stream = TokenStream(PackedData(stories))
-    assert repetition(Amount(stream.words, "words"), [stream], 100) is None
-    assert repetition(Amount(len(stream), "tokens"), [stream], 100) is None
-    assert repetition(Amount(len(stream) // 100, "steps"), [stream], 100) is None
-    assert "data is shown 3.0 times" in (repetition(Amount(3, "steps"), [stream], len(stream)) or "")
-    text = repetition(Amount(5 * stream.words, "words"), [stream, stream], 100)
-    assert text is not None
-    assert "epochs repeat, and the data is shown 2.5 times on average" in text
-    assert repetition(Amount(3 * len(stream), "tokens"), [stream, stream], 100) is not None
 
 
 def test_a_corpus_smaller_than_an_epoch_is_reported_and_trained_all_the_same(

@@ -1,12 +1,17 @@
 """Amounts and paces: what is written is what is meant, and reads back the same."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
+from braidlm.data.loading.chunking import Contiguous, Single
+from braidlm.data.loading.loader import Loader
 from braidlm.model.config.strict import decode, encode
-from braidlm.training.amounts import UNITS, Amount, Pace, parse_amount, short
+from braidlm.training.amounts import UNITS, Amount, Pace, Progress, parse_amount, repetition, short, whole_steps
+from tests.data.packed_sets import stream
 
 amounts = st.builds(Amount, st.integers(0, 10**13), st.sampled_from(UNITS))
 
@@ -138,3 +143,34 @@ def test_what_is_no_pace_is_refused(text: object, problem: str) -> None:
     with pytest.raises(BraidError) as caught:
         decode(Pace, text)
     assert problem in str(caught.value)
+
+
+def test_only_a_budget_that_is_more_than_the_data_is_reported() -> None:
+    loader = Loader([stream(300)], Contiguous(), 10, 10)  # 100 words, 3 steps
+    within = [Amount(100, "words"), Amount(300, "tokens"), Amount(3, "steps")]
+    assert [repetition(budget, loader) for budget in within] == [None] * 3
+    assert "data is shown 3.0 times" in (repetition(Amount(9), loader) or "")
+    two = Loader([stream(300), stream(300, "other", 1000)], Contiguous(), 10, 10)
+    text = repetition(Amount(500, "words"), two)
+    assert text is not None
+    assert "epochs repeat, and the data is shown 2.5 times on average" in text
+    assert repetition(Amount(900, "tokens"), two) is not None
+
+
+def test_an_epoch_of_documents_is_what_is_read_of_them() -> None:
+    loader = Loader([stream(70)], Single(), 5, 2)  # 10 documents of 7 tokens
+    assert repetition(Amount(5), loader) is None
+    assert repetition(Amount(50, "tokens"), loader) is None
+    assert "The budget is 10 steps, 100 tokens, and the data has 50 tokens" in (repetition(Amount(10), loader) or "")
+
+
+@given(st.sampled_from(UNITS), st.integers(1, 400), st.sampled_from([Contiguous(), Single()]))
+def test_whole_steps_are_those_that_a_training_takes(unit: Any, count: int, chunking: Any) -> None:
+    budget, loader = Amount(count, unit), Loader([stream(90)], chunking, 8, 3)
+    steps, before = whole_steps(budget, loader), loader.state()
+    assert before == Loader([stream(90)], chunking, 8, 3).state()
+    done = Progress()
+    for _ in range(steps):
+        assert done.done(unit) < count
+        done = done.after(loader.next_batch(done.share(budget)))
+    assert done.done(unit) >= count

@@ -1,10 +1,10 @@
-"""DP-SGD: gradients of single rows, shortened, with noise; the accountant's epsilon; and what would mix rows."""
+"""DP-SGD: gradients of single rows, shortened, with noise; steps and their epsilon; and what would mix rows."""
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,13 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
+from braidlm.data.loading.chunking import Windows
+from braidlm.data.loading.loader import Loader
 from braidlm.model.config.strict import decode
+from braidlm.model.heads.losses import IGNORED
 from braidlm.training.features.feature import Setup
 from braidlm.training.features.privacy import Privacy, epsilon_spent, noise_multiplier
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
 from braidlm.training.trainable import TrainableBraid
+from tests.data.packed_sets import stream
 from tests.tiny_models import VOCABULARY, tiny_model
 from tests.training.step.test_step import HERE
 from tests.training.tiny_runs import records, tiny_recipe
@@ -26,6 +30,7 @@ from tests.training.tiny_runs import records, tiny_recipe
 pytest.importorskip("opacus", reason="it counts the noise")
 ROWS, LENGTH = 4, 12
 BOUND = {"epsilon": 8, "delta": 1e-5, "clip": 0.5}
+ROWS_THAT_STAY = {"kind": "windows", "stride": 33}
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},
     "experts": {"block": {"feed": {"hidden": 8, "experts": {"names": 3, "router": {"losses": {}}}}}},
@@ -37,19 +42,28 @@ def batch(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
 
-def private_step(model: Any, inputs: np.ndarray, labels: np.ndarray, **changes: Any) -> tuple[Privacy, list[Tensor]]:
+def private_step(
+    model: Any, inputs: np.ndarray, labels: np.ndarray, clip: float = 0.5, accumulation: int = 1, **changes: Any
+) -> tuple[Privacy, list[Tensor]]:
     """One step, and the gradients that the optimizer had."""
-    config = decode(TrainingConfig, {"budget": 10, "batch": ROWS, "clip": None, "privacy": BOUND})
+    rows = {"batch": ROWS // accumulation, "accumulation": accumulation}
+    config = decode(TrainingConfig, {"budget": 10, "clip": None, "privacy": BOUND | {"clip": clip}, **rows})
     data, opened = SimpleNamespace(length=LENGTH), SimpleNamespace(train=[range(10_000)])
-    with patch("braidlm.training.features.privacy.noise_multiplier", lambda *_: 1.0):  # it takes a while to count
-        privacy = Privacy(Setup(model, config, HERE, torch.float32, 0, data, opened))  # type: ignore[arg-type]
-    vars(privacy).update(changes)
+    privacy = Privacy(Setup(model, config, HERE, torch.float32, 0, data, opened))  # type: ignore[arg-type]
+    labelled = int((labels != IGNORED).sum())
+    vars(privacy).update({"noise": 1.0, "rate": 0.01, "rows": ROWS, "length": LENGTH, "labels": labelled}, **changes)
     stepper = Stepper(TrainableBraid(model), config, HERE, torch.float32, [privacy])
     seen: list[Tensor] = []
     update = stepper.optimizer.step
     stepper.optimizer.step = lambda: (seen.extend(p.grad.clone() for p in stepper.parameters), update())  # type: ignore
-    stepper.step(inputs, labels, labels.size, 0.01)
+    report = stepper.step(inputs, labels, labelled, 0.01)
+    assert torch.isfinite(report.loss)
     return privacy, seen
+
+
+def distance(one: list[Tensor], other: list[Tensor]) -> float:
+    """How long the difference of two sums of gradients is."""
+    return ROWS * math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(one, other, strict=True)))
 
 
 def row_by_row(model: Any, inputs: np.ndarray, labels: np.ndarray, clip: float) -> list[Tensor]:
@@ -59,33 +73,78 @@ def row_by_row(model: Any, inputs: np.ndarray, labels: np.ndarray, clip: float) 
     total = [torch.zeros_like(p) for p in parameters]
     for row, label in zip(torch.from_numpy(inputs), torch.from_numpy(labels), strict=True):
         logits = model(input_ids=row[None], use_cache=False).logits
-        loss = nn.functional.cross_entropy(logits[0], label)
+        loss = nn.functional.cross_entropy(logits[0], label, reduction="sum") / LENGTH
         own = torch.autograd.grad(loss, parameters, allow_unused=True)
         own = tuple(torch.zeros_like(p) if g is None else g for g, p in zip(own, parameters, strict=True))
         length = math.sqrt(sum(float(g.square().sum()) for g in own))
         for at, gradient in enumerate(own):
-            total[at] += gradient * min(1.0, clip / length) / len(inputs)
+            total[at] += gradient * min(1.0, clip / max(length, 1e-9)) / len(inputs)
     return total
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("clip", [0.05, 1e9])
-def test_gradients_are_those_of_single_rows(kind: str, clip: float) -> None:
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_gradients_are_those_of_single_rows(
+    kind: str, clip: float, accumulation: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     inputs, labels = batch()
+    labels[1, 5:] = IGNORED
     wanted = row_by_row(tiny_model(**MODELS[kind]), inputs, labels, clip)
-    privacy, found = private_step(tiny_model(**MODELS[kind]), inputs, labels, noise=0.0, clip=clip)
+    privacy, found = private_step(
+        tiny_model(**MODELS[kind]), inputs, labels, clip, noise=0.0, accumulation=accumulation
+    )
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-4)
     assert privacy.readings()["shortened_gradients"] == (1.0 if clip < 1 else 0.0)
+    assert privacy.at_once == (kind == "dense")
+    assert capsys.readouterr().out.count("gradients are computed row by row") == (kind == "experts")
 
 
-def test_one_row_moves_a_step_by_no_more_than_the_bound() -> None:
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("labelled", [1, LENGTH])
+def test_a_row_adds_no_more_than_the_bound_whatever_it_holds(kind: str, labelled: int) -> None:
+    """Also where it has more labels than all others together: they must not count for those."""
     inputs, labels = batch()
-    other_inputs, other_labels = inputs.copy(), labels.copy()
-    other_inputs[1], other_labels[1] = (one[0] for one in batch(7))
-    both = [private_step(tiny_model(), *one, noise=0.0)[1] for one in ((inputs, labels), (other_inputs, other_labels))]
-    moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(*both, strict=True)))
-    assert 0 < moved <= 2 * BOUND["clip"] / ROWS * 1.0001
+    inputs[2:], labels[2:] = inputs[0], labels[0]
+    labels[[0, 2, 3], 1:] = labels[1, labelled:] = IGNORED
+    without = labels.copy()
+    without[1] = IGNORED
+    both = [private_step(tiny_model(**MODELS[kind]), inputs, one, noise=0.0)[1] for one in (labels, without)]
+    assert 0.3 < distance(*both) <= BOUND["clip"] * 1.0001
+
+
+def test_the_loss_that_is_told_is_the_mean_over_labels() -> None:
+    inputs, labels = batch()
+    labels[1, 3:] = IGNORED
+    model = tiny_model().train()
+    logits = model(input_ids=torch.from_numpy(inputs), use_cache=False).logits
+    wanted = nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(labels).flatten())
+    config = decode(TrainingConfig, {"budget": 10, "batch": ROWS, "privacy": BOUND})
+    setup = Setup(model, config, HERE, torch.float32, 0, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    privacy = Privacy(setup)
+    vars(privacy).update(length=LENGTH, labels=int((labels != IGNORED).sum()))
+    objective = TrainableBraid(model).objective()
+    found = privacy.own_pass(objective, torch.from_numpy(inputs), torch.from_numpy(labels))
+    torch.testing.assert_close(found.text, wanted.detach())
+
+
+def test_a_row_is_in_a_step_once() -> None:
+    """A batch in which an epoch ends and the next begins would read some rows twice."""
+    loader = Loader([stream(50)], Windows(Windows.Config(stride=9)), 8, 4)  # 5 rows
+    privacy = object.__new__(Privacy)
+    seen = 0
+    for _ in range(5):
+        whole = loader.next_batch()
+        rows = [
+            tuple(row)
+            for row, labels in zip(whole.inputs, privacy.read_batch(whole).labels, strict=True)
+            if (labels != IGNORED).any()
+        ]
+        assert len(set(rows)) == len(rows) == len({tuple(row) for row in whole.inputs})
+        assert privacy.labels == 8 * len(rows)
+        seen += len(rows)
+    assert seen < 20, "an epoch has ended within a batch"
 
 
 def test_the_noise_has_its_size_and_no_seed() -> None:
@@ -112,21 +171,58 @@ def test_epsilon_of_a_published_example() -> None:
 def test_the_noise_keeps_the_bound() -> None:
     for epsilon in (1.0, 8.0):
         noise = noise_multiplier(epsilon, 1e-5, 0.01, 500)
-        assert 0.97 * epsilon < epsilon_spent(noise, 0.01, 500, 1e-5) <= 1.01 * epsilon
+        assert 0.97 * epsilon < epsilon_spent(noise, 0.01, 500, 1e-5) <= epsilon
     assert noise_multiplier(1.0, 1e-5, 0.01, 500) > noise_multiplier(8.0, 1e-5, 0.01, 500)
 
 
-def test_a_run(stories: Path, tmp_path: Path) -> None:
-    training = {"privacy": BOUND, "budget": "3 steps"}
-    recipe = tiny_recipe(
-        {"stories": stories}, tmp_path / "run", training=training, log={"every": 1}, checkpoints={"every": "3 steps"}
-    )
-    assert train(recipe, device="cpu").finished
+def private_recipe(stories: Path, out: Path, **changes: Any) -> dict[str, Any]:
+    recipe = tiny_recipe({"stories": stories}, out, log={"every": 1}, data={"chunking": ROWS_THAT_STAY})
+    recipe["training"] |= {"privacy": BOUND, "budget": "3 steps"} | changes.pop("training", {})
+    return {key: {**value, **changes[key]} if key in changes else value for key, value in recipe.items()}
+
+
+@pytest.mark.parametrize(
+    ("budget", "chunking"),
+    [("7 steps", "single"), ("900 tokens", "single"), ("300 words", "single"), ("300 words", ROWS_THAT_STAY)],
+)
+def test_the_epsilon_spent_is_that_of_the_steps_taken(
+    budget: str, chunking: Any, stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Marks in words and tokens, which would cut batches into more steps, are passed by whole ones."""
+    changes = {
+        "data": {"chunking": chunking},
+        "checkpoints": {"every": "100 words"},
+        "validation": {"every": "1k steps"},
+    }
+    run = train(private_recipe(stories, tmp_path / "run", training={"budget": budget}, **changes), device="cpu")
+    told = capsys.readouterr().out
+    count, unit = int(budget.split()[0]), budget.split()[1]
+    assert run.finished
+    assert run.progress.done(unit) >= count
+    assert f"{run.progress.steps} steps of" in told
     spent = [record["epsilon"] for record in records(tmp_path / "run") if "epsilon" in record]
+    assert len(spent) == run.progress.steps
     assert spent == sorted(spent)
-    assert spent[-1] <= 8 * 1.01
+    assert 0.97 * 8 < spent[-1] <= 8
+
+
+@pytest.mark.parametrize(("chunking", "unit"), [(ROWS_THAT_STAY, "row"), ("single", "document")])
+def test_log_and_folder_say_what_the_bound_is_for(
+    chunking: Any, unit: str, stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(private_recipe(stories, tmp_path / "run", data={"chunking": chunking}), device="cpu")
+    size = " of 32 tokens" if unit == "row" else ""
+    assert f"Privacy: epsilon 8 at delta 1e-05 for each {unit}{size}: noise of" in capsys.readouterr().out
+    told = json.loads((run.model / "lineage.json").read_text())["training"]["privacy"]
+    assert (told["delta"], told["for_each"]) == (1e-5, unit)
+    assert 7.7 < told["epsilon"] <= 8
+    assert f'"for_each": "{unit}"' in (run.model / "README.md").read_text()
+
+
+def test_a_larger_budget_needs_other_noise(stories: Path, tmp_path: Path) -> None:
+    assert train(private_recipe(stories, tmp_path / "run"), device="cpu").finished
     with pytest.raises(BraidError, match="was chosen for a smaller budget"):
-        train(recipe | {"training": recipe["training"] | {"budget": "6 steps"}}, device="cpu")
+        train(private_recipe(stories, tmp_path / "run", training={"budget": "6 steps"}), device="cpu")
 
 
 EXPERTS = {"block": {"attention": {"heads": 2}, "feed": {"hidden": 8, "experts": {"names": 3}}}}
@@ -146,7 +242,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "routing loss": ({"model": EXPERTS}, "a routing loss is of the tokens of a whole batch"),
     "lengths": ({"training": {"lengths": [{"until": 0.5, "length": 8}]}}, "a sequence that is cut into rows"),
     "losses": ({"training": {"losses": [{"next_sentence": {}}]}}, "an extra loss reads several rows"),
-    "weights": ({"data": {"mix": {"weights": {"stories": 1, "maths": 2}}}}, "read more often than the bound knows"),
+    "curriculum": (
+        {"data": {"mix": {"curriculum": [{"at": 0, "weights": {"stories": 1, "maths": 2}}]}}},
+        "the bound takes it to draw from all",
+    ),
+    "order": ({"data": {"order": "length"}}, "the bound takes it to draw from all"),
+    "other rows in every epoch": ({"data": {"chunking": "contiguous"}}, r"(?s)nothing stays the same.*chunking=single"),
+    "packed documents": ({"data": {"chunking": "documents"}}, "nothing stays the same"),
+    "rows that read on": ({"data": {"chunking": "consecutive"}}, "nothing stays the same"),
+    "overlapping rows": ({"data": {"chunking": {"kind": "windows", "stride": 32}}}, "or overlap: .*"),
+    "more rows than text": ({"training": {"batch": 4000}}, "reads every row of a data set more than once"),
     "no delta": ({"training": {"privacy": {"epsilon": 1}}}, "delta"),
     "too strict": ({"training": {"privacy": {"epsilon": 1e-4, "delta": 1e-9}}}, "no noise keeps the bound"),
 }
@@ -155,7 +260,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_mixes_rows_is_refused(case: str, stories: Path, maths: Path, tmp_path: Path) -> None:
     changes, words = REFUSED[case]
-    recipe = tiny_recipe({"stories": stories, "maths": maths}, tmp_path / "run", **{"training": {}, **changes})
+    changes = {"training": {}, **changes, "data": {"chunking": ROWS_THAT_STAY, **changes.get("data", {})}}
+    recipe = tiny_recipe({"stories": stories, "maths": maths}, tmp_path / "run", **changes)
     recipe["training"] = {"privacy": BOUND, **recipe["training"]}
     if case == "no delta":
         recipe["training"]["privacy"] = {"epsilon": 1}
