@@ -4,13 +4,12 @@ A row's loss is the sum over its labels divided by a number that is the same for
 depends on another row.
 """
 
-import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from braidlm.kernels.replacing import plain_parts
 from braidlm.training.step.objective import BatchLosses
@@ -40,9 +39,9 @@ def gradients_at_once(
         return _whole(found), (found.text, found.usage)
 
     transformed = vmap(grad(of_row, has_aux=True), in_dims=(None, 0, 0), randomness="different")
-    # A CPU's fused kernel of attention would be run row by row.
-    on_cpu = inputs.device.type == "cpu"
-    with plain_parts(objective), sdpa_kernel(SDPBackend.MATH) if on_cpu else contextlib.nullcontext():
+    with plain_parts(objective), warnings.catch_warnings():
+        # A CPU's attention is run row by row, which is faster than its plain products for all rows (LOG.md).
+        warnings.filterwarnings("ignore", "There is a performance drop")
         detached = {name: parameter.detach() for name, parameter in parameters.items()}
         gradients, (texts, usage) = transformed(detached, inputs, labels)
     means = {name: shares.mean(0) for name, shares in usage.items()}
