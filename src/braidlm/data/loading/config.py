@@ -146,7 +146,8 @@ class MixtureConfig:
     """How several data sets share the rows."""
 
     weights: dict[str, NonNegative] | None = None
-    """Share of the rows per data set, in any unit; without it, in proportion to the data sets' tokens."""
+    """Share of the rows per data set, in any unit; without it, in proportion to the data sets' tokens, or to their
+    documents where each is a row."""
     curriculum: list[CurriculumPoint] = field(default_factory=list)
     """Instead of `weights`: the shares at points of the training, interpolated linearly."""
 
