@@ -45,6 +45,7 @@ NEW: dict[str, str] = {
     r"(Recipe keys|Parts > optimizer) > .*groups.*": "rates and decays of some parameters",
     r"(list recipes|Recipes) > best/record": "what else might gain on best/strict-small",
     r"Recipe keys > training( > |\.)token_dropout.*": "tokens that are read are replaced, against overfitting",
+    "Parts > chunking > single": "every document is a row, for which differential privacy then is",
     r"edit > withdraw > --modules": "an owner's modules leave for good",
     r"Verbs > braid chat.*": "a conversation in the terminal",
     r".* > (--max-bytes|max_bytes)": "the same stretch of text for models of several tokenizers",
