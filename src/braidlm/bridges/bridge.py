@@ -114,10 +114,10 @@ class Bridge(ABC):
     folder: ClassVar[bool] = True
     """Whether it may be a folder with a config.json that names the format."""
 
-    @abstractmethod
     def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
         """Read a checkpoint's configuration, check that Braid can express it, and open its tensors. `path` is a folder,
-        or a file of weights with which `config_file` may be given."""
+        or a file of weights with which `config_file` may be given. A format that is only written has no such method."""
+        raise NotImplementedError
 
     @abstractmethod
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:

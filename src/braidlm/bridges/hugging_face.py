@@ -3,6 +3,8 @@
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import reduce
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint
 from braidlm.bridges.checkpoint import Checkpoint
-from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
+from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo, lost_options, other_stages
 from braidlm.core.differences import bullet_list
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
@@ -33,6 +35,10 @@ class HuggingFaceBridge(ExportingBridge):
     """Patterns of stored tensors that carry nothing learned, and what they are."""
     embedding: ClassVar[str]
     """The tensor that a tied head shares."""
+    options: ClassVar[dict[str, str]]
+    """Settings of the format, and the paths of the options of ours that have the same values."""
+    fixed: ClassVar[dict[str, Any]]
+    """The options of ours that every model of the format has, by their paths."""
     head: ClassVar[str] = "lm_head.weight"
 
     @property
@@ -44,13 +50,46 @@ class HuggingFaceBridge(ExportingBridge):
     def import_problems(self, config: Any) -> list[str]:
         """The settings of a foreign configuration that our model cannot express."""
 
-    @abstractmethod
+    def computed(self, config: Any) -> dict[str, Any]:
+        """The options of ours whose values follow from several settings, or from one in another form."""
+        return {}
+
+    def windows(self, config: Any) -> list[int | None]:
+        """The sliding window of each layer of a foreign configuration; None: it sees everything before."""
+        return [None] * config.num_hidden_layers
+
     def architecture(self, config: Any) -> dict[str, Any]:
         """Our architecture for a foreign configuration without problems."""
+        values = {ours: getattr(config, theirs, None) for theirs, ours in self.options.items() if ours != "layers"}
+        given = {ours: value for ours, value in values.items() if value is not None}
+        stages = ((window, len(list(layers))) for window, layers in groupby(self.windows(config)))
+        tree: dict[str, Any] = {
+            "stages": [{"block": {"layers": layers, "attention": {"window": window}}} for window, layers in stages]
+        }
+        for path, value in (self.fixed | given | self.computed(config)).items():
+            *sections, key = path.split(".")
+            reduce(lambda branch, section: branch.setdefault(section, {}), sections, tree)[key] = value
+        return tree
 
-    @abstractmethod
     def settings(self, info: ModelInfo) -> dict[str, Any]:
-        """The foreign configuration for a model of ours without problems."""
+        """The foreign configuration for a model of ours; what the format does not have is not in it."""
+        values = {}
+        for theirs, ours in self.options.items():
+            value = reduce(lambda branch, key: (branch or {}).get(key), ours.split("."), info.explicit)
+            values |= {} if value is None else {theirs: value}
+        return {"vocab_size": info.config.vocab_size, **values, **info.token_ids}
+
+    def export_problems(self, info: ModelInfo) -> list[str]:
+        if problems := other_stages(info, self.title):
+            return problems
+        try:
+            config = self.config_class(**self.settings(info))
+        except Exception as error:  # strict configurations raise errors of several libraries
+            return [f"transformers does not accept its configuration: {' '.join(str(error).split())}"]
+        if problems := self.import_problems(config):
+            return problems
+        again = ModelInfo(BraidConfig(self.architecture(config), vocab_size=info.config.vocab_size))
+        return lost_options(info, again, self.title, self.zero_biases)
 
     def target(self, info: ModelInfo) -> "TransformersTarget":
         return self.target_of(self.config_class(**self.settings(info), dtype="float32"))

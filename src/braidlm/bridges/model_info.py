@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from braidlm.core.differences import as_yaml, differences
 from braidlm.core.models.accounting import CountedModel
 from braidlm.model.compression import sizes_of
 from braidlm.model.config.braid_config import Architecture, BraidConfig
@@ -18,7 +19,7 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class ModelInfo:
-    """What bridges and edits need to know; most formats hold only a plain stack of equal blocks."""
+    """What bridges and edits need to know; what is said of layers and blocks holds where every stage has blocks."""
 
     def __init__(self, config: BraidConfig):
         self.config = config
@@ -49,11 +50,6 @@ class ModelInfo:
         return {name: tensor for name, tensor in self.model.state_dict().items() if name not in tied}
 
     @cached_property
-    def is_stack(self) -> bool:
-        """Whether every stage consists of blocks; the properties below hold only for such a model."""
-        return all(isinstance(stage, BlockStage) for stage in self.model.model.stages)
-
-    @cached_property
     def layers(self) -> list[str]:
         """The addresses of the blocks in order."""
         sizes = enumerate(len(stage.layers) for stage in self.model.model.stages)
@@ -68,11 +64,6 @@ class ModelInfo:
     def attention(self) -> Any:
         """The first block's attention, for its sizes."""
         return self.model.model.stages[0].layers[0].attention
-
-    @property
-    def has_plain_attention(self) -> bool:
-        """Whether the blocks' attention is one softmax attention, and no bank of experts."""
-        return self.is_stack and self.block.attention.kind == "softmax" and self.block.attention.options.experts is None
 
     @property
     def windows(self) -> list[int | None]:
@@ -113,17 +104,22 @@ class ModelInfo:
                 options[part][key] = value
         return options
 
-    def unequal_blocks(self, *parts: str, windows: bool = True) -> list[str]:
-        """A problem for each stage whose blocks differ from the first stage's, in these parts or in any. Without
-        `windows` it does not matter whether these differ."""
+    def unequal_blocks(self) -> list[str]:
+        """A problem for each stage whose blocks differ from the first stage's."""
         problems = []
         first, *others = (self.block_options(stage) for stage in range(len(self.architecture.stages)))
         for stage, own in enumerate(others, start=1):
-            if not windows:
-                own["attention"]["window"] = first["attention"].get("window")
-            if differing := " and ".join(part for part in parts or own if own[part] != first[part]):
+            if differing := " and ".join(part for part in own if own[part] != first[part]):
                 problems.append(f"the blocks of stage {stage} have another {differing} than those of stage 0")
         return problems
+
+    @cached_property
+    def explicit(self) -> dict[str, Any]:
+        """The architecture as plain data, where `block` is the first stage's, for formats that have one for all."""
+        own, block = encode(self.architecture), self.block_options(0)
+        dropout = own["dropout"] | block["dropout"]
+        initialisation = own["initialisation"] | {"std": self.initial_std}
+        return own | {"block": block, "dropout": dropout, "initialisation": initialisation, "layers": len(self.layers)}
 
     def copied_weights(self) -> list[str]:
         """A note if layers share weights, because formats have weights of each layer."""
@@ -138,47 +134,47 @@ class ModelInfo:
         return []
 
 
-def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed: str) -> list[str]:
-    """Why a model is not a plain stack of equal blocks of these kinds with a plain embedding and head. Sliding windows
-    are each format's own concern."""
-    architecture, block = info.architecture, info.block
-    problems = [
-        f"stage {i} is '{choice.kind}'; {title} is a plain stack of blocks"
-        for i, (choice, stage) in enumerate(zip(architecture.stages, info.model.model.stages, strict=True))
-        if not isinstance(stage, BlockStage)
-    ]
-    kinds = {"positions are": (architecture.positions.kind, positions)}
-    if info.is_stack:
-        kinds |= {"the norm is": (block.norm.kind, norm), "the feed-forward is": (block.feed.kind, feed)}
-    problems += [f"{what} '{kind}'; {title} has '{own}'" for what, (kind, own) in kinds.items() if kind != own]
-    if not info.is_stack:
-        return problems
-    problems += info.unequal_blocks("norm", "attention", "feed", windows=False)
-    problems += [
-        f"matrices are compressed ({one.kind}); {title} stores each as it is" for one in architecture.compression
-    ]
-    if encode(architecture.norm) != encode(block.norm):
-        problems.append(f"the norm before the head differs from that of the blocks; {title} has one kind throughout")
-    for what, part in {"attention": block.attention, "the feed-forward": block.feed}.items():
-        if getattr(part.options, "experts", None) is not None:
-            problems.append(f"{what} has experts; {title}'s has none")
-    if architecture.embedding.kind != "tokens":
-        problems.append(f"the embedding is '{architecture.embedding.kind}'; {title} embeds tokens")
-    if architecture.head.kind != "linear":
-        problems.append(f"the head is '{architecture.head.kind}'; {title}'s is linear")
-    elif architecture.head.options.bias:
-        problems.append(f"the head has a bias; {title}'s has none")
-    if block.attention.kind != "softmax":
-        problems.append(f"attention is '{block.attention.kind}'; {title}'s is softmax")
-    elif not block.attention.options.out_projection:
-        problems.append(f"attention has no output projection (out_projection: false); {title}'s always has one")
-    return problems
+def other_stages(info: ModelInfo, title: str) -> list[str]:
+    """Why a model is not a plain stack of blocks."""
+    stages = zip(info.architecture.stages, info.model.model.stages, strict=True)
+    other = [(at, choice.kind) for at, (choice, stage) in enumerate(stages) if not isinstance(stage, BlockStage)]
+    return [f"stage {at} is '{kind}'; {title} is a plain stack of blocks" for at, kind in other]
 
 
-def window_problems(info: ModelInfo, title: str) -> list[str]:
-    """A problem for each sliding window, where a format has none."""
+TRAINING_ONLY = ("dropout", "initialisation", "losses", "compute", "noise", "sampled")
+"""Sections and options that the function of a trained model does not depend on."""
+
+
+def function_of(options: Any) -> Any:
+    """The options that decide about a function, without those that only training reads; experts need no names."""
+    if isinstance(options, list):
+        return [function_of(option) for option in options]
+    if not isinstance(options, dict):
+        return options
+    own = {key: function_of(value) for key, value in options.items() if key not in TRAINING_ONLY}
+    return own | ({"names": len(own["names"])} if "names" in own else {})
+
+
+def lost_options(info: ModelInfo, again: ModelInfo, title: str, zero_biases: bool) -> list[str]:
+    """The options that a stack of blocks has and that a format changes; `again` is what the format's model becomes.
+
+    Where a format has `zero_biases`, zeros take the place of those that our model lacks.
+    """
+    ours, theirs = (function_of(encode(own.architecture)) for own in (info, again))
+    for tree in (ours, theirs):
+        tree["positions"].pop("pairs", None)  # rows of queries and keys are reordered
+        del tree["stages"]
+    stages = info.model.model.stages
+    blocks = [again.block_options(at) for at, stage in enumerate(again.model.model.stages) for _ in stage.layers]
+    for number in range(len(stages)):
+        pair = info.block_options(number), blocks[sum(len(before.layers) for before in stages[:number])]
+        name = "block" if len(stages) == 1 else f"stages[{number}].block"
+        ours[name], theirs[name] = map(function_of, pair)
+    found = differences({"ours": ours, "theirs": theirs})
+    others = {key.removesuffix(".kind") for key in found if key.endswith(".kind")}  # whose options say nothing more
     return [
-        f"attention has a sliding window of {window}; {title}'s sees everything before"
-        for window in dict.fromkeys(info.windows)
-        if window is not None
+        f"{key} is {as_yaml(values['ours'])}; {title} has {as_yaml(values['theirs'])}"
+        for key, values in found.items()
+        if key.endswith(".kind") or not any(key.startswith(f"{other}.") for other in others)
+        if not (zero_biases and key.endswith("bias") and not values["ours"])
     ]

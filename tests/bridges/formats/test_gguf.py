@@ -308,12 +308,15 @@ def test_texts_begin_in_llama_cpp_as_the_tokenizer_begins_them(tmp_path):
 
 
 REFUSED = [
-    ({"positions": "none"}, "positions are 'none'; llama.cpp's Llama has 'rope'"),
-    ({"block": {"attention": {"heads": 4, "window": 8}}}, "attention has a sliding window of 8"),
-    ({"block": {"attention": {"heads": 4}, "feed": "geglu"}}, "the feed-forward is 'geglu'; llama.cpp's Llama has"),
-    ({"head": {"bias": True}}, "the head has a bias; llama.cpp's Llama's has none"),
-    ({**GPT2, "block": {**GPT2["block"], "feed": "mlp"}}, "the activation is 'gelu'; llama.cpp's GPT-2 has 'gelu_new'"),
-    ({**GPT2, "block": {"attention": {"heads": 4}}}, "the norm is 'rms'; llama.cpp's GPT-2 has 'layer'"),
+    ({"positions": "none"}, "positions.kind is none; llama.cpp's Llama has rope"),
+    ({"block": {"attention": {"heads": 4, "window": 8}}}, "block.attention.window is 8; llama.cpp's Llama has null"),
+    ({"block": {"attention": {"heads": 4}, "feed": "geglu"}}, "block.feed.kind is geglu; llama.cpp's Llama has"),
+    ({"head": {"bias": True}}, "head.bias is true; llama.cpp's Llama has false"),
+    (
+        {**GPT2, "block": {**GPT2["block"], "feed": "mlp"}},
+        "block.feed.activation is gelu; llama.cpp's GPT-2 has gelu_new",
+    ),
+    ({**GPT2, "block": {"attention": {"heads": 4}}}, "block.norm.kind is rms; llama.cpp's GPT-2 has layer"),
 ]
 
 

@@ -152,21 +152,21 @@ def test_dropout_that_llama_lacks_is_said(tmp_path):
 
 
 REFUSED = [
-    ({"positions": "learned"}, "positions are 'learned'; Llama has 'rope'"),
-    ({"positions": "none"}, "positions are 'none'; Llama has 'rope'"),
-    ({"block": {"norm": "layer"}}, "the norm is 'layer'; Llama has 'rms'"),
-    ({"norm": {"eps": 0.1}}, "the norm before the head differs from that of the blocks; Llama has one kind throughout"),
-    ({"block": {"feed": "mlp"}}, "the feed-forward is 'mlp'; Llama has 'swiglu'"),
-    ({"block": {"feed": {"learned_beta": True}}}, "SwiGLU has a learned beta (learned_beta: true); Llama's has none"),
-    ({"block": {"attention": {"window": 8}}}, "attention has a sliding window of 8; Llama's sees everything before"),
-    ({"block": {"attention": {"out_projection": False}}}, "attention has no output projection"),
-    ({"block": {"attention": {"heads": 3, "head_dim": 8}}}, "the width 32 is not a multiple of 3 heads"),
-    ({"block": {"attention": {"experts": 2}}}, "attention has experts; Llama's has none"),
-    ({"block": {"feed": {"experts": 2}}}, "the feed-forward has experts; Llama's has none"),
-    ({"head": {"bias": True}}, "the head has a bias; Llama's has none"),
+    ({"positions": "learned"}, "positions.kind is learned; Llama has rope"),
+    ({"positions": "none"}, "positions.kind is none; Llama has rope"),
+    ({"block": {"norm": "layer"}}, "block.norm.kind is layer; Llama has rms"),
+    ({"norm": {"eps": 0.1}}, "norm.eps is 0.1; Llama has 1.0e-05"),
+    ({"block": {"feed": "mlp"}}, "block.feed.kind is mlp; Llama has swiglu"),
+    ({"block": {"feed": {"learned_beta": True}}}, "block.feed.learned_beta is true; Llama has false"),
+    ({"block": {"attention": {"window": 8}}}, "block.attention.window is 8; Llama has null"),
+    ({"block": {"attention": {"out_projection": False}}}, "block.attention.out_projection is false; Llama has true"),
+    ({"block": {"attention": {"heads": 3, "head_dim": 8}}}, "transformers does not accept its configuration"),
+    ({"block": {"attention": {"experts": 2}}}, "block.attention.experts is {names: 2, "),
+    ({"block": {"feed": {"experts": 2}}}, "block.feed.experts is {names: 2, "),
+    ({"head": {"bias": True}}, "head.bias is true; Llama has false"),
     (
         {"stages": ["block", {"block": {"feed": "geglu"}}]},
-        "the blocks of stage 1 have another feed than those of stage",
+        "stages[1].block.feed.kind is geglu; Llama has swiglu",
     ),
 ]
 

@@ -173,21 +173,25 @@ def with_window(window: int | None) -> dict[str, Any]:
 
 BOTH = {"attention": {"heads": 4, "bias": True}, "feed": {"bias": True}}
 REFUSED = [
-    ("mistral", {"block": BOTH}, "attention has biases; Mistral's has none"),
-    ("mistral", {"block": BOTH}, "the feed-forward has biases; Mistral's has none"),
+    ("mistral", {"block": BOTH}, "block.attention.bias is true; Mistral has false"),
+    ("mistral", {"block": BOTH}, "block.feed.bias is true; Mistral has false"),
     (
         "mistral",
         {"stages": [with_window(4), with_window(None)]},
-        "different sliding windows (4, none); Mistral has one",
+        "stages[1].block.attention.window is null; Mistral has 4",
     ),
-    ("qwen2", {"stages": [with_window(4), with_window(None), with_window(6)]}, "different sliding windows (4, 6)"),
-    ("qwen2", {"block": BOTH}, "attention's output projection has a bias; Qwen2's has none"),
-    ("qwen2", {"block": BOTH}, "the feed-forward has biases; Qwen2's has none"),
-    ("llama", {"stages": [with_window(None), with_window(6)]}, "attention has a sliding window of 6; Llama's sees"),
+    (
+        "qwen2",
+        {"stages": [with_window(4), with_window(None), with_window(6)]},
+        "stages[2].block.attention.window is 6; Qwen2 has 4",
+    ),
+    ("qwen2", {"block": BOTH}, "block.attention.out_bias is true; Qwen2 has false"),
+    ("qwen2", {"block": BOTH}, "block.feed.bias is true; Qwen2 has false"),
+    ("llama", {"stages": [with_window(None), with_window(6)]}, "stages[1].block.attention.window is 6; Llama has null"),
     (
         "llama",
         {"block": {"attention": {"heads": 4, "bias": True, "out_bias": False}}},
-        "only some projections of attention have biases; Llama has them on all four or none",
+        "block.attention.out_bias is false; Llama has true",
     ),
 ]
 

@@ -131,5 +131,5 @@ def test_models_that_the_format_cannot_express(variant: tuple[str, Path], tmp_pa
     for stage in config["architecture"]["stages"]:
         stage["block"]["attention"]["current"] = False
     path.write_text(json.dumps(config))
-    with pytest.raises(BraidError, match=r"stage 0 in ModuleFormer: attention\.current: false -> true"):
+    with pytest.raises(BraidError, match=r"block\.attention\.current is false; ModuleFormer has true"):
         convert(tmp_path / "changed", tmp_path / "out", to="moduleformer")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, TensorMapping, bridges
+from braidlm.bridges.bridge import ExportingBridge, ExportTarget, TensorMapping, bridges
 from braidlm.bridges.checkpoint import Shapes
 from braidlm.bridges.formats.gpt2 import GPT2Bridge
 from braidlm.bridges.formats.llama import LlamaBridge
@@ -100,12 +100,8 @@ class LlamaCppGPT2(GPT2Bridge, LlamaCppArchitecture):
     title = "llama.cpp's GPT-2"
     name = "gpt2"
 
-    def export_problems(self, info: ModelInfo) -> list[str]:
-        problems = super().export_problems(info)
-        feed = info.block.feed if info.is_stack else None
-        if feed is not None and feed.kind == "mlp" and (name := feed.options.activation) != "gelu_new":
-            problems.append(f"the activation is '{name}'; {self.title} has 'gelu_new'")
-        return problems
+    def settings(self, info: ModelInfo) -> dict[str, Any]:
+        return super().settings(info) | {"activation_function": "gelu_new"}
 
     def add_hyperparameters(self, writer: Any, info: ModelInfo) -> None:
         super().add_hyperparameters(writer, info)
@@ -215,25 +211,20 @@ def pre_tokenizer_name(tokenizer: BraidTokenizer) -> str | None:
     return next((name for name, known in PRE_TOKENIZERS.items() if known == way), None)
 
 
-FILE_TYPES = {
-    "f32": "ALL_F32",
-    "f16": "MOSTLY_F16",
-    "bf16": "MOSTLY_BF16",
-    "q8_0": "MOSTLY_Q8_0",
-    "q5_0": "MOSTLY_Q5_0",
-    "q4_0": "MOSTLY_Q4_0",
-    "q6_k": "MOSTLY_Q6_K",
-    "q5_k_m": "MOSTLY_Q5_K_M",
-    "q4_k_m": "MOSTLY_Q4_K_M",
-}
-"""The types of matrices, and llama.cpp's names for files of them."""
 BLOCK_TYPES = ("q8_0", "q5_0", "q4_0")
 """Types with a scale for every 32 numbers of a row, which the gguf package computes."""
 MIXTURES = ("q6_k", "q5_k_m", "q4_k_m")
 """Files whose matrices are of several types with scales for 256 numbers: llama.cpp's own quantiser chooses and computes
 them, since the gguf package only reads such types."""
+DTYPES = ("f32", "f16", "bf16", *BLOCK_TYPES, *MIXTURES)
+"""The types of matrices."""
 POSITIONS, EMBEDDING, HEAD = "position_embd.weight", "token_embd.weight", "output.weight"
 BLOCK = 32
+
+
+def file_type(dtype: str) -> Any:
+    """llama.cpp's number for files of a type."""
+    return import_gguf().LlamaFileType["ALL_F32" if dtype == "f32" else f"MOSTLY_{dtype.upper()}"]
 
 
 def stored_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
@@ -261,7 +252,7 @@ def quantised_by_llama_cpp(source: Path, target: Path, dtype: str) -> None:
     """Write a file of float32 as one of these mixtures."""
     llama_cpp = import_llama_cpp()
     options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype, options.nthread = import_gguf().LlamaFileType[FILE_TYPES[dtype]], torch.get_num_threads()
+    options.ftype, options.nthread = file_type(dtype), torch.get_num_threads()
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), options):
         raise BraidError(f"llama.cpp's quantiser could not write {dtype}", str(target), "Its messages are above.")
 
@@ -300,7 +291,7 @@ class GgufTarget(ExportTarget):
         writer.add_description(f"Made with Braid (the Python package braidlm): {lineage['made_by']}.")
         if licence := licence_of(lineage):
             writer.add_license(licence)
-        writer.add_file_type(gguf.LlamaFileType[FILE_TYPES["f32" if self.dtype in MIXTURES else self.dtype]])
+        writer.add_file_type(file_type("f32" if self.dtype in MIXTURES else self.dtype))
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_string("braid.lineage", json.dumps(lineage, ensure_ascii=False))
         self.architecture.add_hyperparameters(writer, self.info)
@@ -333,14 +324,11 @@ class GgufBridge(ExportingBridge):
     title = "GGUF"
     folder = False
     suffix = ".gguf"
-    dtypes = tuple(FILE_TYPES)
+    dtypes = DTYPES
     zero_biases = True
 
     def __init__(self, dtype: str = dtypes[0]):
         self.dtype = dtype
-
-    def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
-        raise BraidError("Braid writes GGUF and does not read it", str(path))
 
     def export_problems(self, info: ModelInfo) -> list[str]:
         return _architecture(info).export_problems(info)

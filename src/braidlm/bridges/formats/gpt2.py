@@ -6,7 +6,7 @@ from typing import Any
 
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.model_info import ModelInfo, stack_problems, window_problems
+from braidlm.bridges.model_info import ModelInfo
 
 TANH = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh")
 ACTIVATIONS = {"gelu": "gelu", "gelu_python": "gelu", "relu": "relu"} | dict.fromkeys(TANH, "gelu_new")
@@ -39,6 +39,22 @@ class GPT2Bridge(HuggingFaceBridge):
         r"transformer\.h\.\d+\.attn\.masked_bias": "a constant of the causal mask, which old versions stored",
     }
     zero_biases = True
+    options = {
+        "n_embd": "width",
+        "n_positions": "context",
+        "n_layer": "layers",
+        "n_head": "block.attention.heads",
+        "n_inner": "block.feed.hidden",
+        "activation_function": "block.feed.activation",
+        "layer_norm_epsilon": "block.norm.eps",
+        "initializer_range": "initialisation.std",
+        "tie_word_embeddings": "tie_embeddings",
+        **{theirs: f"dropout.{ours}" for ours, theirs in DROPOUT.items()},
+    }
+    fixed = {
+        **{"positions": "learned", "initialisation.kind": "gpt2", "block.norm.kind": "layer"},
+        **{"block.feed.kind": "mlp", "block.feed.bias": True, "block.attention.bias": True},
+    }
 
     def import_problems(self, config: Any) -> list[str]:
         problems = []
@@ -54,57 +70,9 @@ class GPT2Bridge(HuggingFaceBridge):
             problems.append(f"n_embd ({config.n_embd}) is not a multiple of n_head ({config.n_head})")
         return problems
 
-    def architecture(self, config: Any) -> dict[str, Any]:
-        return {
-            "width": config.n_embd,
-            "context": config.n_positions,
-            "positions": "learned",
-            "tie_embeddings": config.tie_word_embeddings,
-            "dropout": {name: float(getattr(config, rate)) for name, rate in DROPOUT.items()},
-            "initialisation": {"kind": "gpt2", "std": config.initializer_range},
-            "block": {
-                "norm": {"kind": "layer", "eps": config.layer_norm_epsilon},
-                "attention": {"heads": config.n_head, "bias": True},
-                "feed": {
-                    "kind": "mlp",
-                    "hidden": config.n_inner or 4 * config.n_embd,
-                    "activation": ACTIVATIONS[config.activation_function],
-                    "bias": True,
-                },
-            },
-            "stages": [{"block": {"layers": config.n_layer}}],
-        }
-
-    def export_problems(self, info: ModelInfo) -> list[str]:
-        problems = stack_problems(info, self.title, "learned", "layer", "mlp")
-        if info.has_plain_attention:
-            heads, kv_heads, size = info.attention.heads, info.attention.kv_heads, info.attention.head_dim
-            problems += window_problems(info, self.title)
-            if kv_heads != heads:
-                both = f"{self.title} has as many of both"
-                problems.append(f"attention has {heads} query and {kv_heads} key heads; {both}")
-            if heads * size != (width := info.architecture.width):
-                problems.append(f"{heads} heads of {size} do not make the width {width}; {self.title}'s do")
-        return problems
-
-    def settings(self, info: ModelInfo) -> dict[str, Any]:
-        architecture, block = info.architecture, info.block
-        return {
-            "vocab_size": info.config.vocab_size,
-            "n_positions": architecture.context,
-            "n_embd": architecture.width,
-            "n_layer": len(info.layers),
-            "n_head": info.attention.heads,
-            "n_inner": info.feed_hidden,
-            "activation_function": block.feed.options.activation,
-            "layer_norm_epsilon": block.norm.options.eps,
-            "embd_pdrop": architecture.dropout.embedding,
-            "attn_pdrop": block.dropout.attention,
-            "resid_pdrop": block.dropout.residual,
-            "initializer_range": info.initial_std,
-            "tie_word_embeddings": architecture.tie_embeddings,
-            **info.token_ids,
-        }
+    def computed(self, config: Any) -> dict[str, Any]:
+        hidden, activation = config.n_inner or 4 * config.n_embd, ACTIVATIONS[config.activation_function]
+        return {"block.feed.hidden": hidden, "block.feed.activation": activation}
 
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
         yield TensorMapping("model.embedding.weight", (self.embedding,))

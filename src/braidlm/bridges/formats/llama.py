@@ -3,12 +3,11 @@
 import math
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import groupby
 from typing import Any, ClassVar
 
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.model_info import ModelInfo, stack_problems, window_problems
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.model.attention.positions import rope_scalings
 
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
@@ -36,29 +35,25 @@ class LlamaBridge(HuggingFaceBridge):
     embedding = "model.embed_tokens.weight"
     pairs: ClassVar[str] = "half"
     """Which channels of a head are rotated together, in the words of our rotary positions."""
+    options = {
+        "hidden_size": "width",
+        "max_position_embeddings": "context",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "block.attention.heads",
+        "num_key_value_heads": "block.attention.kv_heads",
+        "head_dim": "block.attention.head_dim",
+        "attention_bias": "block.attention.bias",
+        "attention_dropout": "dropout.attention",
+        "intermediate_size": "block.feed.hidden",
+        "mlp_bias": "block.feed.bias",
+        "rms_norm_eps": "block.norm.eps",
+        "initializer_range": "initialisation.std",
+        "tie_word_embeddings": "tie_embeddings",
+    }
+    fixed = {"initialisation.kind": "normal", "block.norm.kind": "rms", "block.feed.kind": "swiglu"}
     ignorable = {
         r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq": "the wavelengths of rotary positions, computed anew",
     }
-
-    def windows(self, config: Any) -> list[int | None]:
-        """The sliding window of each layer of a foreign configuration; None: it sees everything before."""
-        return [None] * config.num_hidden_layers
-
-    def biases(self, config: Any) -> dict[str, bool | None]:
-        """Our attention's options for the biases of a foreign configuration."""
-        return {"bias": config.attention_bias}
-
-    def own_problems(self, info: ModelInfo) -> list[str]:
-        """What the format cannot express of our layers' windows and of our biases."""
-        problems = window_problems(info, self.title)
-        if (info.attention.qkv.bias is None) != (getattr(info.attention.out, "bias", None) is None):
-            has = f"{self.title} has them on all four or none"
-            problems.append(f"only some projections of attention have biases; {has}")
-        return problems
-
-    def own_settings(self, info: ModelInfo) -> dict[str, Any]:
-        """The settings for our layers' windows and for our biases."""
-        return {"attention_bias": info.block.attention.options.bias, "mlp_bias": info.block.feed.options.bias}
 
     def import_problems(self, config: Any) -> list[str]:
         rope, problems = config.rope_parameters or {}, []
@@ -75,66 +70,12 @@ class LlamaBridge(HuggingFaceBridge):
             problems.append(f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
         return problems
 
-    def architecture(self, config: Any) -> dict[str, Any]:
-        stages = ((window, len(list(layers))) for window, layers in groupby(self.windows(config)))
-        bias = getattr(config, "mlp_bias", False)
-        return {
-            "width": config.hidden_size,
-            "context": config.max_position_embeddings,
-            "positions": braid_positions(config),
-            "tie_embeddings": config.tie_word_embeddings,
-            "dropout": {"attention": float(config.attention_dropout or 0.0)},
-            "initialisation": {"kind": "normal", "std": config.initializer_range},
-            "block": {
-                "norm": {"kind": "rms", "eps": config.rms_norm_eps},
-                "attention": {
-                    "heads": config.num_attention_heads,
-                    "kv_heads": config.num_key_value_heads,
-                    "head_dim": _head_dim(config),
-                    **self.biases(config),
-                },
-                "feed": {"kind": "swiglu", "hidden": config.intermediate_size, "bias": bias},
-            },
-            "stages": [{"block": {"layers": layers, "attention": {"window": window}}} for window, layers in stages],
-        }
-
-    def export_problems(self, info: ModelInfo) -> list[str]:
-        problems = stack_problems(info, self.title, "rope", "rms", "swiglu")
-        if not info.is_stack:
-            return problems
-        scaling = getattr(info.architecture.positions.options, "scaling", None)
-        if scaling is not None and scaling.kind not in ROPE_SCALINGS:
-            has = f"{self.title} has {', '.join(ROPE_SCALINGS)}"
-            problems.append(f"rotary positions are scaled by '{scaling.kind}'; {has}")
-        if info.block.feed.kind == "swiglu" and info.block.feed.options.learned_beta:
-            problems.append(f"SwiGLU has a learned beta (learned_beta: true); {self.title}'s has none")
-        if info.has_plain_attention:
-            heads, width = info.block.attention.options.heads, info.architecture.width
-            if width % heads:
-                problems.append(f"the width {width} is not a multiple of {heads} heads, which {self.title} demands")
-            problems += self.own_problems(info)
-        return problems
+    def computed(self, config: Any) -> dict[str, Any]:
+        return {"positions": braid_positions(config), "block.attention.head_dim": _head_dim(config)}
 
     def settings(self, info: ModelInfo) -> dict[str, Any]:
-        architecture, block, attention = info.architecture, info.block, info.attention
-        return {
-            "vocab_size": info.config.vocab_size,
-            "max_position_embeddings": architecture.context,
-            "hidden_size": architecture.width,
-            "intermediate_size": info.feed_hidden,
-            "num_hidden_layers": len(info.layers),
-            "num_attention_heads": attention.heads,
-            "num_key_value_heads": attention.kv_heads,
-            "head_dim": attention.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": block.norm.options.eps,
-            "rope_parameters": rope_parameters(architecture.positions.options),
-            "attention_dropout": block.dropout.attention,
-            "initializer_range": info.initial_std,
-            "tie_word_embeddings": architecture.tie_embeddings,
-            **self.own_settings(info),
-            **info.token_ids,
-        }
+        positions = info.architecture.positions
+        return super().settings(info) | (rope_parameters(positions.options) if positions.kind == "rope" else {})
 
     def export_notes(self, info: ModelInfo) -> list[str]:
         notes = super().export_notes(info)
@@ -181,12 +122,13 @@ def braid_positions(config: Any) -> dict[str, Any]:
 
 
 def rope_parameters(positions: Any) -> dict[str, Any]:
-    """Transformers' `rope_parameters` for our rotary positions."""
-    if positions.scaling is None:
-        return {"rope_type": "default", "rope_theta": positions.theta}
-    options = vars(positions.scaling.options)
-    written = {theirs: options[ours] for theirs, ours in SCALING.items() if options.get(ours) is not None}
-    return {"rope_type": positions.scaling.kind, "rope_theta": positions.theta, **written}
+    """Transformers' setting for our rotary positions; nothing of a scaling that it does not know."""
+    own: dict[str, Any] = {"rope_type": "default", "rope_theta": positions.theta}
+    if positions.scaling is not None and positions.scaling.kind in ROPE_SCALINGS:
+        options = vars(positions.scaling.options)
+        written = {theirs: options[ours] for theirs, ours in SCALING.items() if options.get(ours) is not None}
+        own |= {"rope_type": positions.scaling.kind, **written}
+    return {"rope_parameters": own}
 
 
 def _attention_factor(rope: dict[str, Any]) -> float | None:
@@ -199,9 +141,7 @@ def _attention_factor(rope: dict[str, Any]) -> float | None:
     return (growth * over + 1.0) / (growth * under + 1.0)
 
 
-def _feed_bias_problems(info: ModelInfo, title: str) -> list[str]:
-    """A problem where the feed-forward has biases and the format's has none."""
-    return [f"the feed-forward has biases; {title}'s has none"] if info.block.feed.options.bias else []
+WITHOUT_BIASES = {theirs: ours for theirs, ours in LlamaBridge.options.items() if not theirs.endswith("bias")}
 
 
 def _head_dim(config: Any) -> int:
@@ -228,6 +168,7 @@ class MistralBridge(LlamaBridge):
 
     title = "Mistral"
     model_type = "mistral"
+    options = WITHOUT_BIASES
 
     def import_problems(self, config: Any) -> list[str]:
         kinds = sorted(set(getattr(config, "layer_types", None) or ()))
@@ -237,20 +178,8 @@ class MistralBridge(LlamaBridge):
     def windows(self, config: Any) -> list[int | None]:
         return [config.sliding_window] * config.num_hidden_layers
 
-    def biases(self, config: Any) -> dict[str, bool | None]:
-        return {"bias": False}
-
-    def own_problems(self, info: ModelInfo) -> list[str]:
-        problems = []
-        if len(different := dict.fromkeys(info.windows)) > 1:
-            shown = ", ".join("none" if window is None else str(window) for window in different)
-            problems.append(f"layers have different sliding windows ({shown}); Mistral has one for all")
-        if any(getattr(part, "bias", None) is not None for part in (info.attention.qkv, info.attention.out)):
-            problems.append("attention has biases; Mistral's has none")
-        return problems + _feed_bias_problems(info, self.title)
-
-    def own_settings(self, info: ModelInfo) -> dict[str, Any]:
-        return {"sliding_window": info.windows[0]}
+    def settings(self, info: ModelInfo) -> dict[str, Any]:
+        return super().settings(info) | {"sliding_window": info.windows[0]}
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -262,6 +191,8 @@ class Qwen2Bridge(LlamaBridge):
 
     title = "Qwen2"
     model_type = "qwen2"
+    options = WITHOUT_BIASES
+    fixed = {**LlamaBridge.fixed, "block.attention.bias": True, "block.attention.out_bias": False}
     zero_biases = True
 
     def import_problems(self, config: Any) -> list[str]:
@@ -275,30 +206,14 @@ class Qwen2Bridge(LlamaBridge):
     def windows(self, config: Any) -> list[int | None]:
         return [config.sliding_window if kind == SLIDING else None for kind in config.layer_types]
 
-    def biases(self, config: Any) -> dict[str, bool | None]:
-        return {"bias": True, "out_bias": False}
-
-    def own_problems(self, info: ModelInfo) -> list[str]:
-        problems = []
-        if len(different := sorted({window for window in info.windows if window is not None})) > 1:
-            sizes = ", ".join(map(str, different))
-            problems.append(f"layers have different sliding windows ({sizes}); Qwen2 has one size")
-        problems += _feed_bias_problems(info, self.title)
-        if getattr(info.attention.out, "bias", None) is not None:
-            problems.append("attention's output projection has a bias; Qwen2's has none")
-        return problems
-
-    def own_settings(self, info: ModelInfo) -> dict[str, Any]:
+    def settings(self, info: ModelInfo) -> dict[str, Any]:
+        settings = super().settings(info)
         kinds = [FULL if window is None else SLIDING for window in info.windows]
+        if settings["head_dim"] * settings["num_attention_heads"] == settings["hidden_size"]:
+            del settings["head_dim"]  # Qwen2 has the key for other sizes only
         if SLIDING not in kinds:
-            return {"use_sliding_window": False}
+            return settings | {"use_sliding_window": False}
         # Versions before 4.53 know no types, and let the layers from this one on have the window.
         first = kinds.index(SLIDING)
         window = {"sliding_window": info.windows[first], "max_window_layers": first}
-        return {"use_sliding_window": True, **window, "layer_types": kinds}
-
-    def settings(self, info: ModelInfo) -> dict[str, Any]:
-        settings = super().settings(info)
-        if settings["head_dim"] * settings["num_attention_heads"] == settings["hidden_size"]:
-            del settings["head_dim"]  # Qwen2 has the key for other sizes only
-        return settings
+        return settings | {"use_sliding_window": True, **window, "layer_types": kinds}

@@ -12,8 +12,7 @@ from torch import Tensor
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, TensorMapping, bridges
 from braidlm.bridges.checkpoint import SINGLE_FILE, Checkpoint, Shapes
 from braidlm.bridges.hugging_face import read_config
-from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
-from braidlm.core.differences import changes
+from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo, lost_options, other_stages
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import write_json
 from braidlm.core.reading import read_json
@@ -151,21 +150,13 @@ class ModuleFormerBridge(ExportingBridge):
         yield TensorMapping("head.weight", ("lm_head.weight",))
 
     def export_problems(self, info: ModelInfo) -> list[str]:
-        if not info.is_stack:
-            return ["it has other stages than blocks"]
+        if problems := other_stages(info, self.title):
+            return problems
         layers = [layer for stage in info.model.model.stages for layer in stage.layers]
         if not all(isinstance(x.attention, MixtureOfHeads) and isinstance(x.feed, RoutedFeed) for x in layers):
             return ["attention and feed-forward must be experts in every block, attention with shared keys"]
-        same = ModelInfo(BraidConfig(decode(ModuleFormerConfig, self.settings(info)).architecture()))
-        problems, theirs = [], _function(same.block_options(0))
-        for number in range(len(info.architecture.stages)):
-            differing = changes(_function(info.block_options(number)), theirs)
-            problems += [f"stage {number} in {self.title}: {change}" for change in differing]
-        for part in ("positions", "embedding", "head"):
-            kind, needed = (getattr(x, part).kind for x in (info.architecture, same.architecture))
-            if kind != needed:
-                problems.append(f"{part} is {kind}; {self.title} has {needed}")
-        return problems
+        again = ModelInfo(BraidConfig(decode(ModuleFormerConfig, self.settings(info)).architecture()))
+        return lost_options(info, again, self.title, self.zero_biases)
 
     def settings(self, info: ModelInfo) -> dict[str, Any]:
         """IBM's options for a model of ours."""
@@ -203,16 +194,6 @@ class ModuleFormerBridge(ExportingBridge):
 
     def target(self, info: ModelInfo) -> ExportTarget:
         return ModuleFormerTarget(self.foreign_shapes(info, self.checked_mappings(info)), self.settings(info))
-
-
-def _function(block: dict[str, Any]) -> dict[str, Any]:
-    """The options of a block that decide about its function: neither names, nor what only training reads."""
-    made = {name: value for name, value in block.items() if name != "dropout"}
-    for part in ("attention", "feed"):
-        experts = dict(made[part]["experts"])
-        router = {k: v for k, v in experts["router"].items() if k not in ("losses", "compute", "noise", "sampled")}
-        made[part] = made[part] | {"experts": experts | {"names": len(experts["names"]), "router": router}}
-    return made
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, TensorMapping, bridges
+from braidlm.bridges.bridge import ExportingBridge, ExportTarget, TensorMapping, bridges
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
@@ -158,9 +158,6 @@ class OnnxBridge(ExportingBridge):
 
     title = "ONNX"
     folder = False
-
-    def open(self, path: Path, config_file: Path | None = None) -> OpenedCheckpoint:
-        raise BraidError("Braid writes ONNX and does not read it", str(path))
 
     def export_problems(self, info: ModelInfo) -> list[str]:
         problems = [f"matrices are rounded with their inputs ({k})" for k in untrainable(info.architecture.compression)]
