@@ -31,6 +31,8 @@ class Node:
     label: str
     kind: Kind
     facts: dict[str, Any]
+    """What is recorded of it, under flat names."""
+    __pydantic_config__ = {"use_attribute_docstrings": True}  # for the schema of the server
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,12 @@ class LayerRouting:
     """paths, experts, attention experts, projection experts, members, depth, or gates."""
     choices: list[str]
     weights: list[list[float]]
-    """For each token, the weight of each choice."""
+    """For each token the weight of each choice. Of members, their shares of the prediction after the token; of a gate,
+    the norm of what it adds as a share of the norm of the layer's output; of a join without a router, 1 for the path
+    whose output is nearest to the joined one."""
     chosen: list[list[int]]
-    """For each token, the indices of the choices that serve it, the one with the largest weight first."""
+    """For each token the indices of the choices that serve it, the one with the largest weight first."""
+    __pydantic_config__ = {"use_attribute_docstrings": True}  # for the schema of the server
 
 
 def gate_name(layer: int) -> str:

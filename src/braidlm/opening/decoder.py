@@ -52,8 +52,6 @@ class OpenedDecoder(OpenedModel):
         super().__init__(folder, hub, **options)
         self.has_gates = is_adapter(self.folder)
         self.has_lora = not (self.folder / CONFIG).is_file() and (self.folder / LORA_CONFIG).is_file()
-        self.base: OpenedDecoder | None = None
-        """What its adapters are for."""
         if self.has_gates:
             self.base = decoder_by_name(read_adapter(self.folder).base)
         elif self.has_lora:
@@ -118,11 +116,6 @@ class OpenedDecoder(OpenedModel):
         if self.base is None:
             return bool(getattr(self.config, "gates", None))
         return self.has_gates or self.base.is_gated
-
-    @property
-    def parts(self) -> list["OpenedDecoder"]:
-        """The folder itself, its base, and so on to the decoder without adapters."""
-        return [self] if self.base is None else [self, *self.base.parts]
 
     def tokenizer_files(self) -> list[Path]:
         """The files of its tokenizer, which is its base's where it has none of its own."""

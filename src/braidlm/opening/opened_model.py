@@ -32,6 +32,8 @@ class OpenedModel(ABC):
     """What config.json calls the architecture: `braid`, `llama`."""
     run: str | None = None
     """The name of the run that it is one of several checkpoints of."""
+    base: Any = None
+    """The opened model that its adapters are for, if it is one of adapters."""
     loader: Loader | None = None
     """Loads it in place of the backend: a model that is changed in memory has one."""
 
@@ -51,6 +53,11 @@ class OpenedModel(ABC):
         self.paths = None if paths is None else list(paths)
         """The active paths, if they were chosen; else those that the folder says."""
         self.without = list(without) if without else None
+
+    @property
+    def parts(self) -> list[Any]:
+        """The model itself, its base, and so on to the one without adapters."""
+        return [self] if self.base is None else [self, *self.base.parts]
 
     @property
     def address(self) -> str:
@@ -90,9 +97,8 @@ class OpenedModel(ABC):
     @property
     def disk_bytes(self) -> int:
         """The size of the files of weights, those of the base of an adapter included."""
-        own = sum(path.stat().st_size for pattern in WEIGHT_FILES for path in self.folder.glob(pattern))
-        base: OpenedModel | None = getattr(self, "base", None)
-        return own if base is None else own + base.disk_bytes
+        files = (path for part in self.parts for pattern in WEIGHT_FILES for path in part.folder.glob(pattern))
+        return sum(path.stat().st_size for path in files)
 
     @cached_property
     def lineage(self) -> dict[str, Any] | None:

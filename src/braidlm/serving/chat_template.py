@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
@@ -57,11 +56,7 @@ class ChatTemplate:
 
 def chat_template(opened: OpenedModel) -> ChatTemplate | None:
     """The chat template of a model, or None where its tokenizer has none."""
-    folders: list[Path] = [opened.folder]
-    while (opened_base := getattr(opened, "base", None)) is not None:
-        opened = opened_base
-        folders.append(opened.folder)
-    file = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
+    file = next((part.folder / FILE for part in opened.parts if (part.folder / FILE).is_file()), None)
     source: Any = read_text(file) if file else opened.tokenizer.settings.get("chat_template")
     if isinstance(source, list):  # several by name, as older tokenizers have them
         by_name = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}

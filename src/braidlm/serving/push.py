@@ -132,9 +132,9 @@ def _check_name(name: str) -> None:
 def _check(opened: OpenedModel) -> None:
     """Refuse what nobody could use: no tokenizer, weights that do not fit or are no numbers."""
     opened.check_with_tokenizer()
-    base = getattr(opened, "base", None)
-    if base is not None and base.hub is None:
-        what = f"these adapters are for a model in a folder of this machine ({base.folder}), which others do not have"
+    if opened.base is not None and opened.base.hub is None:
+        own = opened.base.folder
+        what = f"these adapters are for a model in a folder of this machine ({own}), which others do not have"
         todo = "Push that model first, and write its name on the Hub in place of the folder into the adapters' config."
         raise BraidError(what, str(opened.folder), todo)
     if not (files := sorted(opened.folder.glob("*.safetensors"))):
@@ -165,8 +165,7 @@ def _card(
         if not text or (folder / cards.CARD).read_text(encoding="utf-8") == made:
             named = lineage | ({"licence": licence} if licence else {})
             text = cards.FRONT_MATTER.sub("", cards.model_card(title, named, model), count=1)
-        base = getattr(opened, "base", None)  # of adapters
-        bases = {} if base is None else {"base_model": [base.hub]}
+        bases = {} if opened.base is None else {"base_model": [opened.base.hub]}
         told = cards.front_matter(lineage) | bases | {key: value for key, value in told.items() if value}
     if licence:
         told["license"] = licence

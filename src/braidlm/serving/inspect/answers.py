@@ -1,9 +1,11 @@
 """What `/braid/` is asked and answers, as types: the OpenAPI page says all of it."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from braidlm.inspection.lineage import Node
+from braidlm.inspection.token_routings import LayerRouting
 from braidlm.serving.api.bodies import Body, Name, SwitchesBody
 
 MAX_CHARACTERS = 200_000
@@ -87,15 +89,6 @@ class ModelsAnswer(BaseModel):
     models: list[ModelAnswer]
 
 
-class LineageNode(BaseModel):
-    """A model, what made it, or data."""
-
-    id: str
-    label: str
-    kind: Literal["model", "edit", "recipe", "data"]
-    facts: dict[str, Any] = Field(description="What is recorded of it, under flat names.")
-
-
 class LineageEdge(BaseModel):
     """What went into what."""
 
@@ -107,7 +100,7 @@ class LineageEdge(BaseModel):
 class LineageAnswer(BaseModel):
     """A graph whose first node is the model itself."""
 
-    nodes: list[LineageNode]
+    nodes: list[Node]
     edges: list[LineageEdge]
 
 
@@ -130,24 +123,9 @@ class NextAnswer(BaseModel):
     tokens: list[ProbableToken] = Field(description="The most probable first.")
 
 
-class LayerAnswer(BaseModel):
-    """What each token chooses in one layer."""
-
-    name: str = Field(description="The address in the model.")
-    label: str = Field(description="`layer 3 feed`, counted over the whole model.")
-    kind: Literal["paths", "experts", "attention experts", "projection experts", "members", "depth", "gates"]
-    choices: list[str]
-    weights: list[list[float]] = Field(
-        description="For each token the weight of each choice. Of members, their shares of the prediction after the "
-        "token; of a gate, the norm of what it adds as a share of the norm of the layer's output; of a join without a "
-        "router, 1 for the path whose output is nearest to the joined one."
-    )
-    chosen: list[list[int]] = Field(description="For each token the choices that serve it, the weightiest first.")
-
-
 class RoutingsAnswer(BaseModel):
     tokens: list[Token]
-    layers: list[LayerAnswer]
+    layers: list[LayerRouting]
 
 
 class ChangedToken(Token):
