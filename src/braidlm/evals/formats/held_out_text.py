@@ -42,9 +42,13 @@ from braidlm.evals.statistics import INFLUENCE, ratio_error, ratio_influences
 if TYPE_CHECKING:  # `braid list tasks` imports this, and needs no torch
     from braidlm.opening.opened_model import OpenedModel
 
+READING = (
+    *("field", "joiner", "answer", "template", "separator"),
+    *("held_out", "half", "max_tokens", "max_bytes"),
+)
+"""The fields of `Settings` that say what is read of a text."""
 DEFAULT_WINDOW = 1024
 """Tokens of a window for models without a maximum context."""
-
 
 EncodedDocuments = list[tuple[list[int], int]]
 """The tokens of each document, and how many of the first are its prompt, which is read and not scored."""

@@ -201,14 +201,10 @@ def dynamics_report(evaluation: Evaluation) -> Report:
         at, next_at = (f"{height:+.2f}" + (f" ± {error:.2f}" if error else "") for height, error in heights)
         (highest, error), (next_highest, next_error) = heights
         is_clear = highest - next_highest > CLEAR * np.hypot(error, next_error)
-        won = (
-            f"Of {len(runs)} runs, {first.run} gets"
-            if is_clear
-            else f"No clear winner of {len(runs)} runs: {first.run} gets"
-        )
+        of = f"Of {len(runs)} runs," if is_clear else f"No clear winner of {len(runs)} runs:"
         report.verdict = (
-            f"{won} highest: its best checkpoint is {at} standard deviations from the mean of all, on average over "
-            f"tasks; {second.run} gets to {next_at}.\n\n{report.verdict}"
+            f"{of} {first.run} gets highest: its best checkpoint is {at} standard deviations from the mean of all, on "
+            f"average over tasks; {second.run} gets to {next_at}.\n\n{report.verdict}"
         )
         _add_comparison(report, compared)
     report.heading("Around the mean").text(
@@ -299,11 +295,9 @@ def _add_tables(report: Report, run: Dynamics, evaluation: Evaluation) -> None:
 
 def _checkpoint_table(run: Dynamics, columns: list[str], body: list[list[str]], baselines: Sequence[str] = ()) -> Table:
     """A row for each checkpoint of a run, and the baselines below them."""
-    amounts: list[list[str]] = [[] for _ in run.names]
     units = [] if run.unit == "checkpoint" else [run.unit]
-    if units:
-        amounts = [[f"{amount:,.0f}"] for amount in run.amounts]
-    rows = [[name, *amount, *cells] for name, amount, cells in zip(run.names, amounts, body, strict=True)]
+    each = zip(run.names, run.amounts, body, strict=True)
+    rows = [[name, *(f"{amount:,.0f}" for _ in units), *cells] for name, amount, cells in each]
     if set(baselines) - {"–"}:
         rows.append(["baseline", *("" for _ in units), *baselines])
     return Table(["checkpoint", *units, *columns], rows, f"`{run.run}`. In colour the best checkpoint.", best=run.best)

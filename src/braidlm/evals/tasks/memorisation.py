@@ -25,7 +25,7 @@ import numpy as np
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.formats.held_out_text import HeldOutText, read_text
+from braidlm.evals.formats.held_out_text import READING, HeldOutText, read_text
 from braidlm.evals.results import QUOTES, Part, TaskResult
 from braidlm.evals.rows import files_of
 from braidlm.evals.scoring.requests import Request, begin_id, requests_for
@@ -72,9 +72,9 @@ class Memorisation:
 
     def check_models(self, models: Sequence["OpenedModel"]) -> None:
         """Refuse a reference that cuts the text into other tokens."""
-        for model in models if self.reference is not None else ():
-            if self.reference is not None and model.tokenizer.fingerprint != self.reference.tokenizer.fingerprint:
-                what = f"'{model.name}' and the reference model '{self.reference.name}' have different tokenizers"
+        for model in models:
+            if (other := self.reference) is not None and model.tokenizer.fingerprint != other.tokenizer.fingerprint:
+                what = f"'{model.name}' and the reference model '{other.name}' have different tokenizers"
                 raise BraidError(what, "--reference", "Losses are compared token by token: name one with the same.")
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
@@ -97,15 +97,10 @@ class Memorisation:
             if foreign:
                 others_too = _reproduced(model.scorer, foreign, prefix)
                 parts[f"others, prefix {prefix}"] = Part(100 * float(others_too.mean()), len(foreign))
-        continued = [own[index] for index in np.flatnonzero(reproduced).tolist()[:SHOWN]]
-        quotes = [
-            {
-                "kind": "reproduced",
-                "prompt": model.tokenizer.decode(ids[:-CONTINUED]),
-                "text": model.tokenizer.decode(ids[-CONTINUED:]),
-            }
-            for ids in continued
-        ]
+        quotes = []
+        for ids in (own[index] for index in np.flatnonzero(reproduced).tolist()[:SHOWN]):
+            prompt, text = (model.tokenizer.decode(part) for part in (ids[:-CONTINUED], ids[-CONTINUED:]))
+            quotes.append({"kind": "reproduced", "prompt": prompt, "text": text})
         if foreign:
             also |= self._membership(model, own, foreign)
         if self.canaries:
@@ -234,20 +229,15 @@ def _exposures(model: EvaluatedModel, canaries: Sequence[str]) -> dict[str, floa
     """The exposure of each canary in bits, and the mean."""
     found: dict[str, float] = {}
     for number, canary in enumerate(canaries):
-        others = [other for other in _alternatives(canary, np.random.default_rng(number)) if other != canary]
-        texts = [("", text) for text in [canary, *others]]
+        rng = np.random.default_rng(number)
+        drawn = (re.sub(r"\d", lambda _: str(rng.integers(10)), canary) for _ in range(ALTERNATIVES))  # noqa: B023
+        texts = [("", text) for text in (canary, *(other for other in drawn if other != canary))]
         sums = model.scorer.score(requests_for(model.tokenizer, texts, "bos")).sums
         rank = 1 + int((sums[1:] > sums[0]).sum())
         found[canary] = math.log2(len(sums)) - math.log2(rank)
     mean = sum(found.values()) / len(found)
     each = {f"exposure of canary {number}, bits": bits for number, bits in enumerate(found.values(), start=1)}
     return {f"mean exposure of canaries, bits of {math.log2(ALTERNATIVES + 1):.1f}": mean, **each}
-
-
-def _alternatives(canary: str, rng: np.random.Generator) -> Iterator[str]:
-    """Sentences that differ from a canary in their digits."""
-    for _ in range(ALTERNATIVES):
-        yield re.sub(r"\d", lambda _: str(rng.integers(10)), canary)
 
 
 def read_canaries(path: Path) -> list[str]:
@@ -272,13 +262,7 @@ class MemorisationTask(Task):
         "Give the text that the model was trained on, `--data owner=PATH`, and for membership also text of the same "
         "kind that it was not trained on, `others=PATH`."
     )
-    uses = (
-        *("field", "joiner", "answer", "template", "separator", "held_out", "half", "max_tokens", "max_bytes"),
-        *("passages", "samples", "canaries", "reference"),
-    )
-
-    def open(self, path: Path) -> Memorisation:
-        return self.open_with({"owner": path}, Settings())
+    uses = (*READING, "passages", "samples", "canaries", "reference")
 
     def open_with(self, texts: Mapping[str, Path], settings: Settings) -> Memorisation:
         from braidlm.opening.open import open_models
@@ -287,9 +271,7 @@ class MemorisationTask(Task):
             texts = {"others": texts["owner"], **texts}
         reference = None if settings.reference is None else open_models([settings.reference], "own")[0]
         if reference is not None and "others" not in texts:
-            what = (
-                "a reference model helps to tell members from text that was not trained on, and there is no such text"
-            )
+            what = "a reference model tells members from text that was not trained on, and there is no such text"
             raise BraidError(what, "--reference", "Give it: `--data others=PATH`.")
         canaries = [] if settings.canaries is None else read_canaries(Path(settings.canaries))
         owner = read_text(texts["owner"], settings, trained=True)

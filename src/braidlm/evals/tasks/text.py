@@ -17,7 +17,7 @@ from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.encoding import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.formats.held_out_text import HeldOutText, bits_result, document_sums, read_text, window_of
+from braidlm.evals.formats.held_out_text import READING, HeldOutText, bits_result, document_sums, read_text, window_of
 from braidlm.evals.results import TaskResult
 from braidlm.evals.rows import TextFile, files_of, rows_of, sha256_of_files
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
@@ -139,14 +139,8 @@ class BitsPerByte(Task):
     metric = "bits per byte"
     locations = ("dev", "validation")
     fetch = "Give text that the models were not trained on: `--data bits_per_byte=PATH`, text or a packed data set."
-    uses = (
-        *("field", "joiner", "answer", "template", "separator"),
-        *("held_out", "half", "max_tokens", "max_bytes", "window"),
-    )
+    uses = (*READING, "window")
     version = 2
-
-    def open(self, path: Path) -> HeldOutText:
-        return read_text(path)
 
     def open_with(self, paths: Mapping[str, Path], settings: Settings) -> HeldOutText:
         (path,) = paths.values()
