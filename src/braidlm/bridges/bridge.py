@@ -52,7 +52,7 @@ class TensorMapping:
 
     braid: str
     foreign: tuple[str, ...]
-    """Where ours is a stack: those of its first module, then those of the second, and so on."""
+    """Where ours is a stack: the tensors of its first module, then of the second, and so on."""
     sizes: tuple[int, ...] = ()
     """Rows of each of several foreign tensors, which are concatenated to ours in this order."""
     transposed: bool = False
@@ -235,7 +235,7 @@ class ConversionPlan:
         return [*self.summary(), *self.details()]
 
     def summary(self) -> list[str]:
-        """How much is converted, and what is to be known of it."""
+        """How much is converted, and the notes for the user."""
         parameters = sum(prod(self.shapes[name]) for mapping in self.mappings for name in mapping.foreign)
         summary = f"{self.tensors} tensors of theirs, {len(self.mappings)} of ours, {parameters:,} parameters"
         return [f"{self.title}: {summary}", *(f"  note: {note}" for note in self.notes)]

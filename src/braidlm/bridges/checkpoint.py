@@ -115,7 +115,7 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _torch_file(path: Path) -> dict[str, StoredTensor]:
-    """The state dict in a file that `torch.save` wrote: all of it, or the one under a key beside other things."""
+    """The state dict in a file that `torch.save` wrote: the whole file, or what is under a key beside other things."""
     data = _load_torch_file(path)
     parts = {None: data, **data} if isinstance(data, dict) else {}
     filled = {key: part for key, part in parts.items() if isinstance(part, dict) and part}

@@ -217,7 +217,7 @@ def question_rows(path: Path, example: str) -> Rows:
 
 
 def protected_files(path: Path, folder_names: Sequence[str], passwords: Sequence[str]) -> list[TextFile]:
-    """The files of a zip or an unpacked folder; where it has several folders, those of one of `folder_names`."""
+    """The files of a zip or an unpacked folder; of several folders inside, the files of one of `folder_names`."""
     if path.is_dir():
         folders = [path / name for name in folder_names if (path / name).is_dir()]
         return files_of(folders[0] if folders and not any(path.glob("*.jsonl")) else path)

@@ -154,7 +154,7 @@ def measure_gates(
 def gain_of(gate: Gate, width: int) -> float:
     """The root mean square of the singular values of what a gate computes: of a scalar gate, the scalar's size.
 
-    A bias is not part of it.
+    The bias of a gate is no part of its gain.
     """
     parameter = next(gate.parameters())
     rows = torch.eye(width, device=parameter.device, dtype=parameter.dtype)

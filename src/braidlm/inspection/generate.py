@@ -104,7 +104,7 @@ def generate(
 
     `on_text(prompt, piece)` is called with each new piece of text. `pauses` is the number of pause tokens after each
     prompt. With `paths`, only these paths are active; `without` are modules that are switched off. `exit_layer`,
-    `exit_confidence` and `speculate` are those of `EarlyExit`.
+    `exit_confidence` and `speculate` are described by `EarlyExit`.
     """
     early_exit = EarlyExit(exit_layer, exit_confidence, speculate)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)

@@ -57,7 +57,7 @@ class Layer:
 
     @property
     def part(self) -> str:
-        """The part of a layer that chooses, the same in all layers alike: `feed`, `attention`, or nothing."""
+        """What chooses in a layer, whatever the layer's number: `feed`, `attention`, or nothing."""
         return " ".join(self.label.split()[2:])
 
     @property

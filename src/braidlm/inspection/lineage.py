@@ -31,7 +31,7 @@ class Node:
     label: str
     kind: Kind
     facts: dict[str, Any]
-    """What is recorded of it, under flat names."""
+    """What the lineage records, under flat names."""
     __pydantic_config__ = {"use_attribute_docstrings": True}  # for the schema of the server
 
 

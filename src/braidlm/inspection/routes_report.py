@@ -35,7 +35,7 @@ WIDE = 4
 MAX_ROWS = 16
 """Layers of a text that are shown token by token; of more, FEW are."""
 FEW = 6
-"""How many are shown of many choices or layers."""
+"""Of many choices or layers, so many are shown."""
 READ_BY = {"router": "its router", "cosine": "cosine", "shares": "the largest share", "": "cannot be read"}
 
 

@@ -28,7 +28,7 @@ from braidlm.opening.gating import gates_of
 DIGITS = 4
 """Weights are rounded to so many decimals."""
 MAX_WEIGHTS = 1_000_000
-"""Of all tokens in all layers."""
+"""The most weights of an answer, over all tokens and layers."""
 
 
 @dataclass(frozen=True)

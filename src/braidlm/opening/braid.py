@@ -95,7 +95,7 @@ class OpenedBraid(OpenedModel):
         return {**named, "sha256": file_sha256(self.folder / WEIGHTS)}
 
     def edit_record(self) -> dict[str, Any]:
-        """Which model this is, for the lineage of a model that an edit makes of it: with what was known of it."""
+        """Which model this is and what its lineage says, for the lineage of a model that an edit makes."""
         if self.is_bridged:
             read_as = {link.braid: list(link.foreign) for link in self.bridged.mappings}
             ignored = self.bridged.checkpoint.ignored

@@ -69,7 +69,7 @@ def check_known(name: StrPath) -> None:
 
 
 def is_folder(name: StrPath) -> bool:
-    """Whether it names something on this disk, such as one model of a study, and not a recipe."""
+    """Whether a name is of something on this disk, such as one model of a study, and not of a recipe."""
     try:
         return given_path(name).is_dir() or bool(find_sources(name))
     except BraidError:
@@ -170,7 +170,7 @@ def study_models(folder: Path) -> list[Path]:
 
 
 def _is_made(folder: Path) -> bool:
-    """Whether it is an edited or averaged model, and not the beginning of a run or a step on the way to another."""
+    """Whether a folder is an edited or averaged model, and not the beginning of a run or a step to another model."""
     return is_model_folder(folder) and not folder.name.startswith(".") and not _ON_THE_WAY.fullmatch(folder.name)
 
 

@@ -96,7 +96,7 @@ class OpenedModel(ABC):
 
     @property
     def disk_bytes(self) -> int:
-        """The size of the files of weights, those of the base of an adapter included."""
+        """The size of the files of weights, with those of an adapter's base."""
         files = (path for part in self.parts for pattern in WEIGHT_FILES for path in part.folder.glob(pattern))
         return sum(path.stat().st_size for path in files)
 

@@ -70,7 +70,7 @@ class Chat:
         return self.answers[-1]
 
     async def pieces(self, text: str) -> AsyncIterator[str]:
-        """The answer to a text, piece by piece; what there is of it is kept when nobody reads on."""
+        """The answer to a text, piece by piece; the text so far is kept when nobody reads on."""
         ids = self._encode(text)
         room = CONTINUED if self.template is None else self.engine.limit
         tokens_at_most = room if self.max_tokens is None else self.max_tokens

@@ -35,7 +35,7 @@ IN_ONE_FILE = 1_900_000_000
 
 
 class GivenCache:
-    """The keys and values that a graph is given, and then those with its tokens: `keys, values, keys, ...`."""
+    """The keys and values that a graph is given, to which its tokens add theirs: `keys, values, keys, ...`."""
 
     def __init__(self, past: Sequence[Tensor]):
         self.length, self.present = past[0].shape[2], list(past)

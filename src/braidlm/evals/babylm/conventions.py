@@ -7,7 +7,7 @@ COMMAND = (
     "`pip install osfclient && osf -p ryjfm clone DATA` gets the BabyLM 2025 data (its folder evaluation_data is all "
     "that is needed)."
 )
-"""How to get all of it; shown once, however many of its tasks are evaluated."""
+"""How to get the challenge's data; shown once, however many of its tasks are evaluated."""
 LICENCE = "Apache 2.0 (BabyLM's files)"
 """The LICENSE beside the data; the data sets that it was made from have terms of their own."""
 FULL = {

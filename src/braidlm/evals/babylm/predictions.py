@@ -75,7 +75,7 @@ def check_babylm_tasks(names: Sequence[str], all_checkpoints: bool) -> None:
 def write_babylm_results(
     evaluations: Evaluation | Sequence[Evaluation], out: Path | str, *, ewok_text: bool = False
 ) -> WrittenFiles:
-    """Write predictions: those of single models are `main`, those of a run's checkpoints its revisions.
+    """Write predictions: a single model is the revision `main`, a run's checkpoints are revisions by their names.
 
     All predictions of one name go into one folder, also those of earlier evaluations.
     """

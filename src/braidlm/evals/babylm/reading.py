@@ -112,7 +112,7 @@ class ReadingTimes(TaskItems[Word]):
     def surprisals(
         self, model: EvaluatedModel, advance: ProgressCallback | None = None, space: str = ""
     ) -> tuple[np.ndarray, np.ndarray]:
-        """[words] in nats, and those of the words before; NaN where there is no such word."""
+        """[words] the surprisal of each word in nats, and of the word before it; NaN where there is no such word."""
         _, owners, trees = self._prepare(model.scorer, model.tokenizer, space)
         surprisals = np.bincount(owners, weights=-model.scorer.score_trees(trees, advance).sums)
         before = np.full(self.count, np.nan)

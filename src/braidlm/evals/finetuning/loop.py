@@ -81,7 +81,7 @@ def seeds_for(settings: Settings) -> list[int]:
 SORTED_TOGETHER = 50
 """Batches whose texts are sorted by length together: enough to match lengths, few enough to stay random."""
 WIDTH_MULTIPLE = {"cuda": 32, "cpu": 8}
-"""Batches are padded to multiples of it."""
+"""Batches are padded to multiples of this width."""
 TOKENS_PER_PASS = {"cuda": 65_536, "cpu": 2_048}
 """Tokens of one forward pass without gradients."""
 

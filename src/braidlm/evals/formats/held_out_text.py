@@ -272,7 +272,7 @@ def bits_per_byte(log_probabilities_sum: float, bytes: int) -> float:
 
 
 def _window(model: EvaluatedModel) -> int:
-    """The tokens of a window: those asked for, else those that the model was trained on at once, else its context."""
+    """The length of a window: what the settings say, else what the model was trained on at once, else its context."""
     from braidlm.core.models.folders import load_lineage  # imports torch
 
     limit, asked, context = model.scorer.forward.max_length, model.settings.window, window_of(model.scorer)

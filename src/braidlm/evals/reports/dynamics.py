@@ -47,7 +47,7 @@ class Dynamics:
     mean: list[float]
     """Smoothed deviation of each checkpoint, on average over the tasks by these weights."""
     mean_errors: list[float]
-    """The standard errors of these, as far as those of the scores are known."""
+    """The standard errors of the means, as far as the errors of the scores are known."""
 
     @property
     def as_good(self) -> list[str]:

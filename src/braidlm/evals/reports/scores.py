@@ -15,7 +15,7 @@ from braidlm.evals.scoring.requests import IN_WINDOWS, SHORTENED
 
 AMOUNTS = ("words", "tokens", "steps")
 FIXED = ("task", "items", "baseline")
-"""The columns before those of the models."""
+"""The columns before the models' columns."""
 CSV_COLUMNS = (
     *("task", "part", "measure", "score", "standard_error", "count", "baseline", "clearly_best"),
     *("version", "data_sha256", "model_sha256"),

@@ -193,7 +193,7 @@ def _python(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
 
 
 def _js(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
-    """The tests run in another process, as those of Python do."""
+    """The tests run in another process, as Python's tests do."""
     command = [paths["node"], "--max-old-space-size=512", "-"]
     forwards = "\n".join(f"const {name} = __braid.forward({json.dumps(name)});" for name in code.names)
     tests = (

@@ -35,7 +35,7 @@ class Level:
     """[contexts] sum of the discounts: with the discounted counts it is the total, so probabilities sum to 1."""
 
     def mix(self, keys: np.ndarray, contexts: np.ndarray, lower: np.ndarray) -> np.ndarray:
-        """The probabilities of this order, given those of the order below, which an unseen context does not change."""
+        """The probabilities of this order, from the probabilities of the order below, which unseen contexts keep."""
         discounted = _look_up(self.keys, self.discounted, keys)
         total, backoff_mass = (_look_up(self.contexts, sums, contexts) for sums in (self.totals, self.backoff_mass))
         seen = total > 0

@@ -59,7 +59,7 @@ class Memorisation:
     passages: int
     samples: int
     _losses: dict[str, Any] = field(default_factory=dict)
-    """Of the reference model, which is the same for all models of a tokenizer."""
+    """The losses of the reference model, by the tokenizer of the models, the length of passages and the device."""
 
     @property
     def count(self) -> int:

@@ -46,7 +46,7 @@ class Choice:
     """How many have come, the end of text included."""
     reason: str | None = None
     has_begun: bool = False
-    """Whether some of it has been told."""
+    """Whether the client has been told some of the text."""
 
     async def pieces(self, ends: frozenset[int], metrics: Metrics, model: str) -> AsyncIterator[Piece]:
         """What is new each time; the last piece is what was held back, when the reason is known."""
@@ -107,7 +107,7 @@ class Generation:
 
     @contextmanager
     def within(self, seconds: float) -> Any:
-        """At the end of the block, or after so many seconds, nothing of it runs any more."""
+        """At the end of the block, or after so many seconds, no text of the request runs any more."""
         timer = asyncio.get_running_loop().call_later(seconds, self.cancel)
         try:
             yield

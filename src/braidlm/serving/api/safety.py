@@ -62,7 +62,7 @@ def is_loopback(host: str) -> bool:
 
 
 def known_hosts(host: str, others: Iterable[str] = ()) -> frozenset[str]:
-    """The names that a server is reached by: those of this machine only where it is reached from elsewhere."""
+    """The names that a server is reached by: the machine's own only where it is reached from elsewhere."""
     own = () if is_loopback(host) else (host, socket.gethostname(), socket.getfqdn())
     return frozenset(name.lower() for name in ("localhost", *own, *others) if name)
 

@@ -50,7 +50,7 @@ def router(models: ServedModels, folders: ServedFolders) -> APIRouter:
 def _model_routes(api: APIRouter, models: ServedModels, folders: ServedFolders) -> None:
     parts: dict[Path, dict[str, Any]] = {}
     facts: dict[Path, Any] = {}
-    """By the folder of a model, because finding them builds its modules or reads all of it."""
+    """Parts and facts are kept by a model's folder: finding them builds its modules or reads its weights."""
 
     def found(model: ServedModel) -> answers.ModelAnswer:
         told: dict[str, Any] = {"name": model.name, "loaded": model.engine is not None}

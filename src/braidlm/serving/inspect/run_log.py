@@ -131,7 +131,7 @@ class RunLog:
         return told | shown | {"changed": self.changed}
 
     def metrics(self, after: str | None = None) -> dict[str, Any]:
-        """The rows after those that an earlier answer told, which said `next`."""
+        """The rows that follow an earlier answer, which said `next`."""
         state = self.state
         with self._lock:
             curves = self._updated()
