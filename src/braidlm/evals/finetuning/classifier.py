@@ -62,7 +62,7 @@ def make_classifier(model: Any, outputs: int) -> nn.Module:
 def classify(model: Any, ids: Tensor, last_positions: Tensor) -> tuple[Tensor, Tensor | float]:
     """[texts, outputs] in float32, and the routing losses to be added to a loss.
 
-    `ids` [texts, time] are padded on the right, and `last_positions` [texts] of the last tokens are given. Of an average,
+    `ids` [texts, time] are padded on the right; `last_positions` [texts] say where texts end. Of an average,
     numbers are the mean of its members', and classes the logarithms of averaged probabilities.
     """
     outputs, routing_loss = member_outputs(model, ids, last_positions)
