@@ -63,15 +63,15 @@ class MoepBridge(Bridge):
             tied = checkpoint.ignore_copy_of_embedding(head, tensors["embedding", "weight"])
             if not tied:
                 config.notes.append("the weights hold a head of their own, not the embedding: it is kept, untied")
-        mapper = _Mapper(structure, checkpoint.shapes)
-        self.opened = mapper.map_all(tied)
-        if mapper.problems:
-            what = f"the weights are not those of {structure.description}:{bullet_list(mapper.problems)}"
-            raise BraidError(what, folder)
         with errors_at(where):
             ours = architecture(structure, config, tied)
             token_ids = {name: config.read(name) for name in TOKEN_IDS}
         braid_config = BraidConfig(ours, vocab_size=structure.vocabulary, **token_ids)
+        mapper = _Mapper(structure, checkpoint.shapes)
+        self.opened = mapper.map_all(ModelInfo(braid_config))
+        if mapper.problems:
+            what = f"the weights are not those of {structure.description}:{bullet_list(mapper.problems)}"
+            raise BraidError(what, folder)
         return OpenedCheckpoint(checkpoint, braid_config, structure.description, config.notes)
 
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
@@ -246,98 +246,89 @@ def architecture(structure: MoepStructure, config: MoepConfig, tied: bool) -> di
 
 ROUTERS = "routers"
 """The family of matrices that says nothing about others: routers are torch's Linear even where the rest is Conv1D."""
+FAMILIES = {"attention": "attention", "feed": "feed-forward parts", "experts": "experts", "router": ROUTERS}
+"""By the words of our addresses."""
+Place = tuple[list[Module], tuple[str, ...]]
+"""The modules whose parts one of our layers holds, several if it is a stack, and the parts of each."""
+
+
+def places(structure: MoepStructure) -> dict[str, Place]:
+    """Where each of our layers is in a checkpoint, by its address."""
+    outer, stage = [structure.outer], 1 if structure.before else 0
+    found: dict[str, Place] = {"model.norm": (outer, ("last norm",)), "head": (outer, ("head",))}
+    found |= {f"model.{part}": (outer, (part,)) for part in ("embedding", "positions")}
+    for number, blocks in ((0, structure.before), (stage + 3, structure.after)):
+        for index, block in enumerate(blocks):
+            found |= _block_places([block], f"model.stages.{number}.layers.{index}")
+    for bank, number in ((structure.shrink, stage), (structure.grow, stage + 2)):
+        ours = f"model.stages.{number}.experts"
+        found[f"{ours}.gate_up"] = bank.members, _gate_and_up(bank.members)
+        found[f"{ours}.out"] = bank.members, ("down" if bank.gated else "linear",)
+        found[f"{ours}.router.scores"] = [bank.router], ("router",)
+    for number, layer in enumerate(structure.layers):
+        ours = f"model.stages.{stage + 1}.layers.{number}"
+        found |= _block_places(layer.members, f"{ours}.{'stack.0' if len(layer.members) > 1 else 'paths.path_1.0'}")
+        found[f"{ours}.join.router.scores"] = [layer.router], ("router",)
+    return found
+
+
+def _block_places(blocks: list[Module], ours: str) -> dict[str, Place]:
+    parts = {
+        "attention_norm": ("norm 1",),
+        "attention.qkv": QKV if blocks[0].has(*QKV) else ("qkv",),
+        "attention.out": ("attention out",),
+        "feed_norm": ("norm 2",),
+        "feed.gate_up": _gate_and_up(blocks),
+        "feed.up": ("up",),
+        "feed.out": ("down",),
+    }
+    return {f"{ours}.{name}": (blocks, own) for name, own in parts.items()}
+
+
+def _gate_and_up(modules: list[Module]) -> tuple[str, ...]:
+    return ("gate and up",) if modules[0].has("gate and up") else ("gate", "up")
 
 
 class _Mapper:
-    """Collects the mapping of every tensor, and the tensors that are missing, left over or of a wrong shape."""
+    """Finds the tensors of ours in a checkpoint, and those that are missing, left over or of a wrong shape."""
 
     def __init__(self, structure: MoepStructure, shapes: Shapes):
-        self.structure, self.shapes = structure, shapes
-        self.found: list[tuple[str, TensorMapping]] = []
-        """With the family of the matrix, attention's, feed-forward's, experts' or routers'; empty for other tensors."""
+        self.places, self.shapes = places(structure), shapes
         self.problems: list[str] = []
         self.examples: dict[str, dict[bool, str]] = defaultdict(dict)
         """For each family a matrix that is [out, in] (torch's Linear), and one that is [in, out] (GPT-2's Conv1D)."""
         self.square: dict[str, list[str]] = defaultdict(list)
         """The matrices of each family whose shape does not show which of the two they are."""
 
-    def map_all(self, tied: bool) -> list[TensorMapping]:
-        """The mappings; with problems they are not complete."""
-        structure = self.structure
-        outer, width, narrow = [structure.outer], structure.width, structure.narrow
-        for ours, part in (("embedding", "embedding"), ("positions", "positions"), ("norm", "last norm")):
-            self._map(f"model.{ours}", outer, (part,), part == "last norm" and structure.has_bias(*NORMS))
-        if not tied:
-            self._map("head", outer, ("head",), False)
-        stage = 1 if structure.before else 0
-        for number, blocks in ((0, structure.before), (stage + 3, structure.after)):
-            for index, block in enumerate(blocks):
-                self._map_block([block], f"model.stages.{number}.layers.{index}", width, structure.hidden)
-        for bank, number, inputs, outputs in (
-            (structure.shrink, stage, width, narrow),
-            (structure.grow, stage + 2, narrow, width),
-        ):
-            ours, bias = f"model.stages.{number}.experts", has_bias(bank.members, *FEED, "linear")
-            if bank.gated:
-                self._map_feed(bank.members, ours, (inputs, bank.hidden, outputs), "experts", bias)
-            else:
-                self._map(f"{ours}.out", bank.members, ("linear",), bias, ("experts", inputs, outputs))
-            self._map_router(bank, f"{ours}.router", inputs)
-        for number, layer in enumerate(structure.layers):
-            ours = f"model.stages.{stage + 1}.layers.{number}"
-            blocks_name = "stack.0" if len(layer.members) > 1 else "paths.path_1.0"
-            self._map_block(layer.members, f"{ours}.{blocks_name}", narrow, structure.layers[0].hidden)
-            self._map_router(layer, f"{ours}.join.router", narrow)
+    def map_all(self, info: ModelInfo) -> list[TensorMapping]:
+        """The mappings of all tensors of our model; with problems they are not complete."""
+        found = [self._map(name, tuple(tensor.shape)) for name, tensor in info.uses.items()]
         transposed = self._orientations()
-        mapped = {name for _, mapping in self.found for name in mapping.foreign}
+        mapped = {name for _, mapping in found for name in mapping.foreign}
         self.problems += [f"left over {n} {list(shape)}" for n, shape in self.shapes.items() if n not in mapped]
-        return [replace(mapping, transposed=transposed.get(family, False)) for family, mapping in self.found]
+        return [replace(mapping, transposed=transposed.get(family, False)) for family, mapping in found]
 
-    def _map_router(self, bank: Bank, ours: str, inputs: int) -> None:
-        matrix = (ROUTERS, inputs, len(bank.members))
-        self._map(f"{ours}.scores", [bank.router], ("router",), bank.router_bias, matrix)
+    def _map(self, ours: str, shape: tuple[int, ...]) -> tuple[str, TensorMapping]:
+        """The mapping of one tensor, and the family of the matrix; empty for other tensors."""
+        address, _, kind = ours.rpartition(".")
+        modules, parts = self.places[address]
+        words = [word for word in address.split(".") if word in FAMILIES]
+        family = FAMILIES[words[-1]] if words and kind == "weight" else ""
+        stacked = len(modules) if len(modules) > 1 or "experts" in words[-1:] else None
+        rows = (shape[0] if stacked is None else shape[-1]) // len(parts)
+        names = []
+        for module, part in product(modules, parts):
+            if name := module.tensors.get((part, kind)):
+                names.append(name)
+                if family:
+                    self._add(family, name, rows, shape[1])
+            else:
+                where = f" in {module.name}" if module.name else ""
+                self.problems.append(f"missing {kind} of {part}{where}")
+        sizes = (rows,) * len(parts) if len(parts) > 1 else ()
+        return family, TensorMapping(ours, tuple(names), sizes, stacked=stacked)
 
-    def _map_block(self, blocks: list[Module], ours: str, width: int, hidden: int) -> None:
-        norms, attention = self.structure.has_bias(*NORMS), self.structure.has_bias(*ATTENTION_PARTS)
-        self._map(f"{ours}.attention_norm", blocks, ("norm 1",), norms)
-        self._map(f"{ours}.feed_norm", blocks, ("norm 2",), norms)
-        qkv = QKV if blocks[0].has(*QKV) else ("qkv",)
-        self._map(f"{ours}.attention.qkv", blocks, qkv, attention, ("attention", width, 3 * width))
-        self._map(f"{ours}.attention.out", blocks, ("attention out",), attention, ("attention", width, width))
-        bias = self.structure.has_bias(*FEED)
-        self._map_feed(blocks, f"{ours}.feed", (width, hidden, width), "feed-forward parts", bias)
-
-    def _map_feed(self, modules: list[Module], ours: str, sizes: tuple[int, int, int], family: str, bias: bool) -> None:
-        inputs, hidden, outputs = sizes
-        if family == "experts" or self.structure.gated:
-            parts = ("gate and up",) if modules[0].has("gate and up") else ("gate", "up")
-            self._map(f"{ours}.gate_up", modules, parts, bias, (family, inputs, 2 * hidden))
-        else:
-            self._map(f"{ours}.up", modules, ("up",), bias, (family, inputs, hidden))
-        self._map(f"{ours}.out", modules, ("down",), bias, (family, hidden, outputs))
-
-    def _map(
-        self, ours: str, modules: list[Module], parts: tuple[str, ...], bias: bool, matrix: Any = ("", 0, 0)
-    ) -> None:
-        """Map the parts of these modules to one tensor of ours; a `matrix` has a family, and inputs and outputs that
-        all parts together have."""
-        family, inputs, outputs = matrix
-        stacked = len(modules) if len(modules) > 1 or family == "experts" else None
-        sizes = (outputs // len(parts),) * len(parts) if len(parts) > 1 else ()
-        for kind in ("weight", "bias") if bias else ("weight",):
-            names = []
-            for module, part in product(modules, parts):
-                if name := module.tensors.get((part, kind)):
-                    names.append(name)
-                    if family and kind == "weight":
-                        self._add(family, name, inputs, outputs // len(parts))
-                else:
-                    where = f" in {module.name}" if module.name else ""
-                    self.problems.append(f"missing {kind} of {part}{where}")
-            mapping = TensorMapping(f"{ours}.{kind}", tuple(names), sizes, stacked=stacked)
-            self.found.append((family if kind == "weight" else "", mapping))
-
-    def _add(self, family: str, name: str, inputs: int, outputs: int) -> None:
+    def _add(self, family: str, name: str, outputs: int, inputs: int) -> None:
         """Record a matrix that must have these sizes."""
         shape = self.shapes[name]
         if shape not in ((outputs, inputs), (inputs, outputs)):
