@@ -15,7 +15,7 @@ from braidlm.serving.inspect import router as module
 from braidlm.studies.show import folder_facts
 from tests.inspection.path_models import PATHS, by_character, path_model, saved
 from tests.inspection.routed_path_models import expert_model
-from tests.inspection.test_token_routings import averaged, gated_model
+from tests.inspection.test_one_text_routings import averaged, gated_model
 from tests.serving.engines import save_tiny
 from tests.serving.inspect.client import Ask, with_app
 from tests.tiny_decoders import save_decoder, save_gates

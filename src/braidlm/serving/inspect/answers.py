@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from braidlm.inspection.lineage import Node
-from braidlm.inspection.token_routings import LayerRouting
+from braidlm.inspection.one_text import LayerRouting
 from braidlm.serving.api.bodies import Body, Name, SwitchesBody
 
 MAX_CHARACTERS = 200_000

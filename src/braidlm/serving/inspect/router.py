@@ -17,8 +17,7 @@ from braidlm.core.decoding.generation import encode_prompts, next_after, token_t
 from braidlm.core.errors import BraidError
 from braidlm.inspection.layers import routing_modules, short_labels
 from braidlm.inspection.lineage import lineage_graph
-from braidlm.inspection.text_changes import check_size, predict, text_change
-from braidlm.inspection.token_routings import gate_name, token_routings
+from braidlm.inspection.one_text import check_size, gate_name, predict, text_change, token_routings
 from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.switches import module_routers, path_names
 from braidlm.opening.braid import OpenedBraid

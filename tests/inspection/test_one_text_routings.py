@@ -8,8 +8,8 @@ import torch
 
 from braidlm.core.decoding.generation import Prompt
 from braidlm.inspection.gates import measure_gates
+from braidlm.inspection.one_text import token_routings
 from braidlm.inspection.routes import routes
-from braidlm.inspection.token_routings import token_routings
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import use_paths
 from tests.inspection.path_models import PATHS, TOKENIZER, by_character, passing, path_model, saved

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from braidlm.core.errors import BraidError
-from braidlm.inspection.text_changes import check_size, divergence, predict, text_change
+from braidlm.inspection.one_text import check_size, divergence, predict, text_change
 from braidlm.model.paths.switches import use_paths
 from tests.inspection.path_models import TOKENIZER, path_model
 from tests.tiny_models import tiny_model
