@@ -137,6 +137,17 @@ class Bridge(ABC):
         return {name: tuple(part.shape) for parts in converted for name, part in parts.items()}
 
 
+@dataclass(frozen=True)
+class Exported:
+    """What is written of a model, by the names of the other format."""
+
+    tensors: dict[str, Tensor]
+    tokenizer: BraidTokenizer | None
+    lineage: dict[str, Any]
+    probe: Probe
+    """The logits that the result must compute."""
+
+
 class ExportTarget:
     """What an export fills and saves: its own files in a folder, and beside them the tokenizer, the lineage and a card,
     unless it writes one file."""
@@ -153,22 +164,15 @@ class ExportTarget:
     def check(self, folder: Path, probe: Probe) -> None:
         """Refuse a folder that computes other logits; by default there is no library here that opens it."""
 
-    def write(
-        self,
-        out: Path,
-        tensors: dict[str, Tensor],
-        tokenizer: BraidTokenizer | None,
-        lineage: dict[str, Any],
-        probe: Probe,
-    ) -> None:
-        """Write the whole model in one atomic step; `probe` has the logits that it must compute."""
+    def write(self, out: Path, model: Exported) -> None:
+        """Write the whole model in one atomic step."""
         with atomic_folder(out) as folder:
-            if tokenizer is not None:
-                tokenizer.save(folder)
-            self.save(tensors, folder)
-            self.check(folder, probe)
-            write_json(folder / "lineage.json", lineage)
-            write_text(folder / CARD, model_card(out.name, lineage, use=self.use))
+            if model.tokenizer is not None:
+                model.tokenizer.save(folder)
+            self.save(model.tensors, folder)
+            self.check(folder, model.probe)
+            write_json(folder / "lineage.json", model.lineage)
+            write_text(folder / CARD, model_card(out.name, model.lineage, use=self.use))
 
 
 class ExportingBridge(Bridge):
@@ -343,7 +347,7 @@ class Export:
         source |= licence_record(self.folder) | {"lineage": load_lineage(self.folder)}
         made_by = f"convert to {self.kind}"
         lineage = {"format": 1, "made_by": made_by, "sources": [source], "versions": versions()}
-        self.target.write(out, tensors, self.tokenizer, lineage, probe)
+        self.target.write(out, Exported(tensors, self.tokenizer, lineage, probe))
 
 
 def _counted_patterns(names: Iterable[str]) -> str:

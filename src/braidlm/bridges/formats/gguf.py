@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from braidlm.bridges.bridge import ExportingBridge, ExportTarget, TensorMapping, bridges
+from braidlm.bridges.bridge import Exported, ExportingBridge, ExportTarget, TensorMapping, bridges
 from braidlm.bridges.checkpoint import Shapes
 from braidlm.bridges.formats.gpt2 import GPT2Bridge
 from braidlm.bridges.formats.llama import LlamaBridge
@@ -24,7 +24,6 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_file
 from braidlm.core.models.card import licence_of
-from braidlm.core.models.logits import Probe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, byte_characters
 from braidlm.model.attention.positions import RopeScaling, rope_scalings
 
@@ -266,25 +265,16 @@ class GgufTarget(ExportTarget):
     shapes: Shapes
     dtype: str
 
-    def write(
-        self,
-        out: Path,
-        tensors: dict[str, Tensor],
-        tokenizer: BraidTokenizer | None,
-        lineage: dict[str, Any],
-        probe: Probe,
-    ) -> None:
-        assert tokenizer is not None  # a model without one was refused
+    def write(self, out: Path, model: Exported) -> None:
         with atomic_file(out) as scratch, TemporaryDirectory(prefix="braid-") as folder:
             written = Path(folder) / "f32.gguf" if self.dtype in MIXTURES else scratch
-            self._write_file(written, out.stem, tensors, tokenizer, lineage)
+            self._write_file(written, out.stem, model)
             if written is not scratch:
                 quantised_by_llama_cpp(written, scratch, self.dtype)
 
-    def _write_file(
-        self, path: Path, name: str, tensors: dict[str, Tensor], tokenizer: BraidTokenizer, lineage: dict[str, Any]
-    ) -> None:
-        gguf = import_gguf()
+    def _write_file(self, path: Path, name: str, model: Exported) -> None:
+        gguf, lineage = import_gguf(), model.lineage
+        assert model.tokenizer is not None  # a model without one was refused
         writer = gguf.GGUFWriter(path, self.architecture.name)
         writer.add_type("model")
         writer.add_name(name)
@@ -295,8 +285,8 @@ class GgufTarget(ExportTarget):
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_string("braid.lineage", json.dumps(lineage, ensure_ascii=False))
         self.architecture.add_hyperparameters(writer, self.info)
-        Vocabulary(tokenizer, self.info.config.vocab_size).add_to(writer, gguf.TokenType)
-        for tensor_name, tensor in (tensors | self.architecture.constants(self.info)).items():
+        Vocabulary(model.tokenizer, self.info.config.vocab_size).add_to(writer, gguf.TokenType)
+        for tensor_name, tensor in (model.tensors | self.architecture.constants(self.info)).items():
             kind = gguf.GGMLQuantizationType[stored_type(tensor_name, tuple(tensor.shape), self.dtype).upper()]
             writer.add_tensor(tensor_name, _quantised(gguf, tensor_name, tensor, kind), raw_dtype=kind)
         try:
