@@ -24,7 +24,7 @@ from braidlm.data.sources.format import ANSWER, QUESTION, TEMPLATE
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.options import TaskItems, accuracy, percentages
 from braidlm.evals.results import TaskResult
-from braidlm.evals.rows import TextFile, files_of, rows_of
+from braidlm.evals.rows import Row, Rows, TextFile, files_of, rows_of
 from braidlm.evals.scoring.requests import contains_any, truncate_at
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.tasks.task import TASKS, HubSource, Task
@@ -48,28 +48,19 @@ class Question:
 
 @dataclass
 class MathsProblems(TaskItems[Question]):
-    """The questions of a task, read and checked: their prompt, and how answers are read."""
+    """The questions of a task, read and checked."""
 
-    template: str
-    """A question up to where the solution begins; `{}` is the question."""
-    stop: str
-    """The beginning of the next question."""
-    max_tokens: int
-    is_right: Callable[[str, str], bool]
-    examples: Sequence[tuple[str, str]] = ()
-    also: dict[str, Callable[[str, str], bool]] = field(default_factory=dict)
-    """Other rules to read the answer, by name."""
-    after_end: bool = False
-    """Whether an end-of-text token precedes the prompt, as it precedes documents in training."""
+    asked: "MathsTask"
 
     def prompt(self, question: str, shots: int) -> str:
         """The first `shots` examples, and the question."""
-        solved = [f"{self.template.replace('{}', text)} {solution}\n\n" for text, solution in self.examples[:shots]]
-        return "".join(solved) + self.template.replace("{}", question)
+        template, examples = self.asked.template, self.asked.examples[:shots]
+        solved = [f"{template.replace('{}', text)} {solution}\n\n" for text, solution in examples]
+        return "".join(solved) + template.replace("{}", question)
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that would fail later, before any model runs."""
-        count = len(self.examples)
+        count = len(self.asked.examples)
         if settings.shots is not None and settings.shots > count:
             raise BraidError(f"this task has {count} examples, and {settings.shots} are asked for", "shots")
 
@@ -78,129 +69,148 @@ class MathsProblems(TaskItems[Question]):
         from braidlm.evals.scoring.completions import complete, prompt_ids, token_budget  # imports torch
 
         self.check(model.settings)
-        shots = len(self.examples) if model.settings.shots is None else model.settings.shots
-        budget = token_budget(model, self.max_tokens)
+        shots = len(self.asked.examples) if model.settings.shots is None else model.settings.shots
+        budget = token_budget(model, self.asked.max_tokens)
         prompts, fewer, truncated = [], 0, 0
         for question in self.items:
             for used in range(shots, -1, -1):  # as many examples as fit
                 prompt = self.prompt(question.text, used)
-                ids = prompt_ids(model.tokenizer, prompt, model.settings.pauses, self.after_end)
+                ids = prompt_ids(model.tokenizer, prompt, model.settings.pauses, self.asked.after_end)
                 if budget.prompt is None or len(ids) <= budget.prompt:
                     break
             prompts.append(budget.fit(ids))
             fewer += used < shots
             truncated += len(prompts[-1]) < len(ids)
-        is_finished = functools.partial(contains_any, stops=[self.stop])
+        stops = [self.asked.stop]
+        is_finished = functools.partial(contains_any, stops=stops)
         completions = complete(model, prompts, budget.new, [is_finished] * len(prompts), advance=advance)
         unfinished = sum(completion.stopped == "limit" for completion in completions)
         notes = {"shots": shots, "unfinished": unfinished, "with fewer examples": fewer, "prompts cut": truncated}
-        return self._result(task, [truncate_at(completion.text, [self.stop]) for completion in completions], notes)
+        return self._result(task, [truncate_at(completion.text, stops) for completion in completions], notes)
 
     def _result(self, task: str, solutions: list[str], notes: dict[str, int]) -> TaskResult:
         def judged(rule: Callable[[str, str], bool]) -> list[bool]:
             return [rule(solution, item.answer) for solution, item in zip(solutions, self.items, strict=True)]
 
-        right = judged(self.is_right)
+        right = judged(self.asked.is_right)
         kinds = dict.fromkeys(kind for question in self.items for kind in question.by)
         parts = percentages([question.part for question in self.items], right)
         by = {kind: percentages([question.by.get(kind) for question in self.items], right) for kind in kinds}
-        also = {name: 100 * sum(judged(rule)) / len(solutions) for name, rule in self.also.items()}
+        also = {name: 100 * sum(judged(rule)) / len(solutions) for name, rule in self.asked.also.items()}
         fields = {"parts": parts, "by": by, "also": also, "items": {"right": right, "solution": solutions}}
         return accuracy(task, right, "exact match, %", chance=0.0, notes=notes, **fields)
 
 
+class MathsTask(Task):
+    """Questions whose answers a model writes; each is a row of the data."""
+
+    metric = "exact match, %"
+    uses: tuple[str, ...] = ("shots",)
+    template: str
+    """A question up to where the solution begins; `{}` is the question."""
+    stop: str
+    """The beginning of the next question."""
+    max_tokens: int
+    examples: Sequence[tuple[str, str]] = ()
+    is_right: Callable[[str, str], bool]
+    also: Mapping[str, Callable[[str, str], bool]] = {}
+    """Other rules to read the answer, by name."""
+    after_end = False
+    """Whether an end-of-text token precedes the prompt, as it precedes documents in training."""
+
+    def open(self, path: Path) -> MathsProblems:
+        rows = self.rows(path)
+        return MathsProblems([self.question(row) for row in rows], rows.sha256, self)
+
+    def rows(self, path: Path) -> Rows:
+        """The rows that are asked."""
+        raise NotImplementedError
+
+    def question(self, row: Row) -> Question:
+        """One row as a question with its answer."""
+        raise NotImplementedError
+
+
 @TASKS.register("gsm8k")
-class Gsm8k(Task):
+class Gsm8k(MathsTask):
     """Cobbe and others (2021), asked as in Wei and others (2022): eight examples that reason in steps."""
 
     description = "GSM8K: word problems; a solution is written after 8 examples, and its answer compared"
     size = "1,319 problems (test)"
     licence = "MIT"
-    metric = "exact match, %"
     locations = (
         *("maths-and-code/gsm8k.test.jsonl", "gsm8k.test.jsonl"),
         *("grade-school-math/grade_school_math/data/test.jsonl", "gsm8k"),
     )
     hub = HubSource("openai/gsm8k", "main", ("test",))
     fetch = f"`git clone https://github.com/openai/grade-school-math DATA/grade-school-math`, or {hub.command}"
-    uses = ("shots",)
 
-    def open(self, path: Path) -> MathsProblems:
+    template, stop, max_tokens, examples = "Q: {}\nA:", "Q:", 256, EXAMPLES["gsm8k"]
+    is_right = staticmethod(lambda solution, answer: stated_number(solution) == answer)
+    also = {"by the last number": lambda solution, answer: last_number(solution) == answer}
+
+    def rows(self, path: Path) -> Rows:
         files = files_of(path, "test.jsonl", below=True)
-        rows = rows_of(files, path, '{"question": "How many?", "answer": "2 + 1 = 3\\n#### 3"}')
-        questions = []
-        for row in rows:
-            _, mark, answer = row.text("answer").rpartition("####")
-            if not mark or not plain_number(answer):
-                raise row.error("'answer' does not end with #### and a number")
-            questions.append(Question(row.text("question"), plain_number(answer)))
-        return MathsProblems(
-            questions,
-            rows.sha256,
-            template="Q: {}\nA:",
-            examples=EXAMPLES["gsm8k"],
-            stop="Q:",
-            max_tokens=256,
-            is_right=lambda solution, answer: stated_number(solution) == answer,
-            also={"by the last number": lambda solution, answer: last_number(solution) == answer},
-        )
+        return rows_of(files, path, '{"question": "How many?", "answer": "2 + 1 = 3\\n#### 3"}')
+
+    def question(self, row: Row) -> Question:
+        _, mark, answer = row.text("answer").rpartition("####")
+        if not mark or not plain_number(answer):
+            raise row.error("'answer' does not end with #### and a number")
+        return Question(row.text("question"), plain_number(answer))
 
 
 MATH_EXAMPLE = '{"problem": "Find ...", "level": "Level 3", "type": "Algebra", "solution": "... $\\\\boxed{2}$."}'
 
 
 @TASKS.register("math")
-class Math(Task):
+class Math(MathsTask):
     """Hendrycks and others (2021), with their rules for equal answers; asked as in Lewkowycz and others (2022)."""
 
     description = "MATH: competition problems; a solution is written after 4 examples, and its answer compared"
     size = "5,000 problems (test)"
     licence = "MIT"
-    metric = "exact match, %"
     locations = ("maths-and-code/math.test.jsonl", "math.test.jsonl", "MATH/test", "math")
     fetch = (
         "`curl -L https://people.eecs.berkeley.edu/~hendrycks/MATH.tar | tar x -C DATA` gets it; a JSONL file with one "
         f"problem a line will do: {MATH_EXAMPLE}."
     )
-    uses = ("shots",)
 
-    def open(self, path: Path) -> MathsProblems:
+    template, stop, max_tokens, examples = "Problem:\n{}\n\nSolution:", "Problem:", 512, EXAMPLES["math"]
+    is_right = staticmethod(lambda solution, answer: same_expression(stated_expression(solution), answer))
+
+    def rows(self, path: Path) -> Rows:
         # JSONL, or the original's folders with a file for each problem, each of which becomes one line of JSONL.
         found = sorted(path.rglob("*.json")) if path.is_dir() else ()
         contents = {file: json.dumps(read_json(file)).encode() for file in found}
         originals = [TextFile(f"{file.parent.name}/{file.name}", str(file), contents[file]) for file in found]
-        rows = rows_of(originals or files_of(path, below=True), path, MATH_EXAMPLE)
-        questions = []
-        for row in rows:
-            answer, kind, level = last_boxed(row.text("solution")), row.fields.get("type"), row.fields.get("level")
-            if answer is None:
-                raise row.error("'solution' has no \\boxed{} answer")
-            by = {"level": str(level)} if level else {}
-            questions.append(Question(row.text("problem"), answer, str(kind) if kind else None, by))
-        return MathsProblems(
-            questions,
-            rows.sha256,
-            template="Problem:\n{}\n\nSolution:",
-            examples=EXAMPLES["math"],
-            stop="Problem:",
-            max_tokens=512,
-            is_right=lambda solution, answer: same_expression(stated_expression(solution), answer),
-        )
+        return rows_of(originals or files_of(path, below=True), path, MATH_EXAMPLE)
+
+    def question(self, row: Row) -> Question:
+        answer, kind, level = last_boxed(row.text("solution")), row.fields.get("type"), row.fields.get("level")
+        if answer is None:
+            raise row.error("'solution' has no \\boxed{} answer")
+        by = {"level": str(level)} if level else {}
+        return Question(row.text("problem"), answer, str(kind) if kind else None, by)
 
 
 PROBLEMS, SEED = 500, 0
 
 
 @TASKS.register("arithmetic")
-class Arithmetic(Task):
+class Arithmetic(MathsTask):
     """Asked as questions with answers are trained: in the default template, without examples, decoded greedily."""
 
     description = "word problems of one step, for models trained on such questions: the answer's number is compared"
     size = f"{PROBLEMS} problems, which are made here"
     licence = "Braid's own"
-    metric = "exact match, %"
     fetch = "It makes its problems itself."
     built_in = True
+    uses = ()
+    template = TEMPLATE.removesuffix(ANSWER).rstrip().replace(QUESTION, "{}")
+    stop, max_tokens, after_end = "Question:", 96, True
+    is_right = staticmethod(lambda solution, answer: (stated_number(solution) or last_number(solution)) == answer)
+    also = {"stated after ####": lambda solution, answer: stated_number(solution) == answer}
 
     def open(self, path: Path) -> MathsProblems:
         questions = []
@@ -208,16 +218,7 @@ class Arithmetic(Task):
             answer = str(problem.answer)
             questions.append(Question(problem.question, answer, problem.kind, {"digits": str(len(answer))}))
         digest = hashlib.sha256("\0".join(f"{item.text}\0{item.answer}" for item in questions).encode())
-        return MathsProblems(
-            questions,
-            digest.hexdigest(),
-            template=TEMPLATE.removesuffix(ANSWER).rstrip().replace(QUESTION, "{}"),
-            stop="Question:",
-            max_tokens=96,
-            is_right=lambda solution, answer: (stated_number(solution) or last_number(solution)) == answer,
-            after_end=True,
-            also={"stated after ####": lambda solution, answer: stated_number(solution) == answer},
-        )
+        return MathsProblems(questions, digest.hexdigest(), self)
 
 
 _STATED = re.compile(r"(?:####|[Tt]he answer is:?|\\boxed\{)\s*\$?\s*(-?\$?[0-9][0-9.,]*|-?\$?\.[0-9]+)")

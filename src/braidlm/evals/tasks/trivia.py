@@ -12,9 +12,9 @@ from pathlib import Path
 
 from braidlm.core.errors import BraidError
 from braidlm.data.sources.format import ANSWER, QUESTION, TEMPLATE
-from braidlm.evals.rows import Row, files_of, rows_of
-from braidlm.evals.tasks.maths import MathsProblems, Question
-from braidlm.evals.tasks.task import TASKS, HubSource, Task
+from braidlm.evals.rows import Row, Rows, files_of, rows_of
+from braidlm.evals.tasks.maths import MathsTask, Question
+from braidlm.evals.tasks.task import TASKS, HubSource
 
 SOLVED = 5
 EXAMPLE = '{"question": "Which river ...?", "answer": {"value": "Danube", "aliases": ["The Danube"]}}'
@@ -22,39 +22,30 @@ PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " ")
 
 
 @TASKS.register("triviaqa")
-class TriviaQa(Task):
+class TriviaQa(MathsTask):
     """Joshi and others (2017), asked as ModuleFormer's authors ask it."""
 
     description = "TriviaQA: questions of a quiz, answered from memory after 5 examples; any alias is right"
     size = "17,944 questions (validation, without documents)"
     licence = "Apache-2.0 (the data set; questions are their authors')"
-    metric = "exact match, %"
     locations = ("choice/triviaqa_sm_sub.jsonl", "triviaqa.jsonl", "triviaqa")
     hub = HubSource("mandarjoshi/trivia_qa", "rc.nocontext", ("validation",))
-    uses = ("shots",)
 
-    def open(self, path: Path) -> MathsProblems:
+    template = TEMPLATE.removesuffix(ANSWER).rstrip().replace(QUESTION, "{}")
+    stop, max_tokens = "\n", 24
+    is_right = staticmethod(lambda said, answers: normalised(said) in answers.split("\n"))
+
+    def rows(self, path: Path) -> Rows:
         rows = rows_of(files_of(path, "*.jsonl"), path, EXAMPLE)
-        questions, solved = [], []
-        for number, row in enumerate(rows):
-            text, answer, aliases = _parts(row)
-            if number < SOLVED:
-                solved.append((text, answer))
-                continue
-            # A normalised answer has no newline, so that several are one text.
-            right = dict.fromkeys(filter(None, map(normalised, (answer, *aliases))))
-            questions.append(Question(text, "\n".join(right)))
-        if not questions:
+        self.examples = [_parts(row)[:2] for row in rows.rows[:SOLVED]]
+        if len(rows.rows) <= SOLVED:
             raise BraidError(f"the first {SOLVED} questions are examples, and there are no others", str(path))
-        return MathsProblems(
-            questions,
-            rows.sha256,
-            template=TEMPLATE.removesuffix(ANSWER).rstrip().replace(QUESTION, "{}"),
-            examples=solved,
-            stop="\n",
-            max_tokens=24,
-            is_right=lambda said, answers: normalised(said) in answers.split("\n"),
-        )
+        return Rows(rows.rows[SOLVED:], rows.sha256)
+
+    def question(self, row: Row) -> Question:
+        text, answer, aliases = _parts(row)
+        # A normalised answer has no newline, so that several are one text.
+        return Question(text, "\n".join(dict.fromkeys(filter(None, map(normalised, (answer, *aliases))))))
 
 
 def _parts(row: Row) -> tuple[str, str, list[str]]:
