@@ -3,7 +3,6 @@
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import reduce
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
@@ -68,14 +67,19 @@ class HuggingFaceBridge(ExportingBridge):
         }
         for path, value in (self.fixed | given | self.computed(config)).items():
             *sections, key = path.split(".")
-            reduce(lambda branch, section: branch.setdefault(section, {}), sections, tree)[key] = value
+            branch = tree
+            for section in sections:
+                branch = branch.setdefault(section, {})
+            branch[key] = value
         return tree
 
     def settings(self, info: ModelInfo) -> dict[str, Any]:
         """The foreign configuration for a model of ours; what the format does not have is not in it."""
         values = {}
         for theirs, ours in self.options.items():
-            value = reduce(lambda branch, key: (branch or {}).get(key), ours.split("."), info.explicit)
+            value: Any = info.explicit
+            for key in ours.split("."):
+                value = (value or {}).get(key)
             values |= {} if value is None else {theirs: value}
         return {"vocab_size": info.config.vocab_size, **values, **info.token_ids}
 
