@@ -75,7 +75,7 @@ class HuggingFaceBridge(ExportingBridge):
 
     def settings(self, info: ModelInfo) -> dict[str, Any]:
         """The foreign configuration for a model of ours; what the format does not have is not in it."""
-        values = {}
+        values: dict[str, Any] = {}
         for theirs, ours in self.options.items():
             value: Any = info.explicit
             for key in ours.split("."):
