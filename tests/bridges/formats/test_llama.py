@@ -164,6 +164,7 @@ REFUSED = [
     ({"block": {"attention": {"experts": 2}}}, "block.attention.experts is {names: 2, "),
     ({"block": {"feed": {"experts": 2}}}, "block.feed.experts is {names: 2, "),
     ({"head": {"bias": True}}, "head.bias is true; Llama has false"),
+    ({"gates": {"kind": "vector", "layers": [1]}}, "gates is {kind: {kind: vector}, layers: [1]}; Llama"),
     (
         {"stages": ["block", {"block": {"feed": "geglu"}}]},
         "stages[1].block.feed.kind is geglu; Llama has swiglu",
