@@ -173,8 +173,12 @@ def lost_options(info: ModelInfo, again: ModelInfo, title: str, zero_biases: boo
     found = differences({"ours": ours, "theirs": theirs})
     others = {key.removesuffix(".kind") for key in found if key.endswith(".kind")}  # whose options say nothing more
     return [
-        f"{key} is {as_yaml(values['ours'])}; {title} has {as_yaml(values['theirs'])}"
+        f"{key} is {_said(values['ours'])}; {title} has {_said(values['theirs'])}"
         for key, values in found.items()
         if key.endswith(".kind") or not any(key.startswith(f"{other}.") for other in others)
         if not (zero_biases and key.endswith("bias") and not values["ours"])
     ]
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None else as_yaml(value)

@@ -309,7 +309,7 @@ def test_texts_begin_in_llama_cpp_as_the_tokenizer_begins_them(tmp_path):
 
 REFUSED = [
     ({"positions": "none"}, "positions.kind is none; llama.cpp's Llama has rope"),
-    ({"block": {"attention": {"heads": 4, "window": 8}}}, "block.attention.window is 8; llama.cpp's Llama has null"),
+    ({"block": {"attention": {"heads": 4, "window": 8}}}, "block.attention.window is 8; llama.cpp's Llama has none"),
     ({"block": {"attention": {"heads": 4}, "feed": "geglu"}}, "block.feed.kind is geglu; llama.cpp's Llama has"),
     ({"head": {"bias": True}}, "head.bias is true; llama.cpp's Llama has false"),
     (

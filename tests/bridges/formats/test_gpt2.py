@@ -186,7 +186,7 @@ REFUSED = [
     ({"block": {**BLOCK, "feed": "geglu"}}, "block.feed.kind is geglu; GPT-2 has mlp"),
     ({"block": {**BLOCK, "attention": {"heads": 4, "kv_heads": 2}}}, "block.attention.kv_heads is 2; GPT-2 has 4"),
     ({"block": {**BLOCK, "attention": {"heads": 4, "head_dim": 4}}}, "block.attention.head_dim is 4; GPT-2 has 8"),
-    ({"block": {**BLOCK, "attention": {"heads": 4, "window": 8}}}, "block.attention.window is 8; GPT-2 has null"),
+    ({"block": {**BLOCK, "attention": {"heads": 4, "window": 8}}}, "block.attention.window is 8; GPT-2 has none"),
     (
         {"block": {**BLOCK, "attention": {"heads": 4, "out_projection": False}}},
         "block.attention.out_projection is false; GPT-2 has true",

@@ -158,7 +158,7 @@ REFUSED = [
     ({"norm": {"eps": 0.1}}, "norm.eps is 0.1; Llama has 1.0e-05"),
     ({"block": {"feed": "mlp"}}, "block.feed.kind is mlp; Llama has swiglu"),
     ({"block": {"feed": {"learned_beta": True}}}, "block.feed.learned_beta is true; Llama has false"),
-    ({"block": {"attention": {"window": 8}}}, "block.attention.window is 8; Llama has null"),
+    ({"block": {"attention": {"window": 8}}}, "block.attention.window is 8; Llama has none"),
     ({"block": {"attention": {"out_projection": False}}}, "block.attention.out_projection is false; Llama has true"),
     ({"block": {"attention": {"heads": 3, "head_dim": 8}}}, "transformers does not accept its configuration"),
     ({"block": {"attention": {"experts": 2}}}, "block.attention.experts is {names: 2, "),

@@ -178,7 +178,7 @@ REFUSED = [
     (
         "mistral",
         {"stages": [with_window(4), with_window(None)]},
-        "stages[1].block.attention.window is null; Mistral has 4",
+        "stages[1].block.attention.window is none; Mistral has 4",
     ),
     (
         "qwen2",
@@ -187,7 +187,7 @@ REFUSED = [
     ),
     ("qwen2", {"block": BOTH}, "block.attention.out_bias is true; Qwen2 has false"),
     ("qwen2", {"block": BOTH}, "block.feed.bias is true; Qwen2 has false"),
-    ("llama", {"stages": [with_window(None), with_window(6)]}, "stages[1].block.attention.window is 6; Llama has null"),
+    ("llama", {"stages": [with_window(None), with_window(6)]}, "stages[1].block.attention.window is 6; Llama has none"),
     (
         "llama",
         {"block": {"attention": {"heads": 4, "bias": True, "out_bias": False}}},

@@ -120,6 +120,8 @@ class Task:
 
     def open(self, path: Path) -> OpenTask:
         """Read and check the data; a task has this method or the next."""
+        if type(self).open_with is Task.open_with:
+            raise NotImplementedError(f"{type(self).__name__} has neither `open` nor `open_with`")
         return self.open_with({"".join(self.texts[:1]): path}, Settings())
 
     def open_with(self, paths: Mapping[str, Path], settings: Settings) -> OpenTask:
