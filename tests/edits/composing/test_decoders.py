@@ -18,8 +18,8 @@ from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
-from braidlm.inspection.routes import routes
 from braidlm.inspection.one_text import token_routings
+from braidlm.inspection.routes import routes
 from braidlm.opening.decoder import OpenedDecoder
 from braidlm.opening.open import open_model
 from braidlm.serving.switches import PartSwitches, Switches
