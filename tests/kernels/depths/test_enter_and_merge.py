@@ -60,11 +60,11 @@ def test_the_way_in_and_out_equals_torch(pending: str, count: int, device: str, 
 
     def fused(*inputs: Tensor) -> Tensor:
         stream, delta, bias, inner_bias, weight, matrix = inputs
-        config = EnterConfig(BATCH, count, ColumnSums(1), dropout=rate, seed=seed)
+        config = EnterConfig(BATCH, count, ColumnSums(1), dropout=DropoutUse(rate, seed))
         pair = (delta if adds else None, bias[0] if biased else None)
         summed, inside, scores, _, *chosen[:] = Enter.apply(stream, *pair, weight, config)
         output, added = block(inside, matrix)
-        config = MergeConfig(Choice(*chosen), dropout=rate, seed=seed)
+        config = MergeConfig(Choice(*chosen), dropout=DropoutUse(rate, seed))
         merged = Merge.apply(summed, inside, output, added, inner_bias[0], scores, config)
         return merged + 0 * (delta.sum() + bias.sum())  # so that all inputs have a gradient
 

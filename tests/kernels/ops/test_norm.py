@@ -67,7 +67,9 @@ def test_add_norm_route_with_dropout_equals_the_reference(
     inputs: list[Tensor], factors: Tensor, seed: Tensor, dtype: torch.dtype
 ) -> None:
     def fused(*x: Tensor) -> tuple[Tensor, ...]:
-        config = NormRouteConfig(1e-5, True, False, 2, True, ColumnSums(1), dropout=RATE, seed=seed)
+        config = NormRouteConfig(
+            1e-5, True, ColumnSums(1), reads_normed=False, top_k=2, renormalise=True, dropout=DropoutUse(RATE, seed)
+        )
         outputs = AddNormRoute.apply(*x, None, config)
         return outputs[:4] + outputs[5:]
 

@@ -55,7 +55,8 @@ def test_add_norm_route_equals_torch(centred: bool, affine: bool, reads_normed: 
     options = (1e-5, centred, reads_normed, 2, True)
 
     def fused(*x: Tensor) -> tuple[Tensor, ...]:
-        outputs = AddNormRoute.apply(*x, None, NormRouteConfig(*options, ColumnSums(1)))
+        config = NormRouteConfig(1e-5, centred, ColumnSums(1), reads_normed=reads_normed, top_k=2, renormalise=True)
+        outputs = AddNormRoute.apply(*x, None, config)
         return outputs[:4] + outputs[5:]
 
     def plain(*x: Tensor) -> tuple[Tensor, ...]:
@@ -80,8 +81,9 @@ def test_combine_norm_route_equals_combine_then_norm_route(device: str, dtype: t
         leaves = [x.clone().requires_grad_() for x in (rows, weights, router, router_bias)]
         pair = leaves[:2] if together else (Combine.apply(*leaves[:2], permutation), None)
         config = NormRouteConfig(
-            1e-5, True, False, 2, True, ColumnSums(1), permutation=permutation if together else None
-        )
+            1e-5, True, ColumnSums(1), reads_normed=False, top_k=2, renormalise=True,
+            permutation=permutation if together else None,
+        )  # fmt: skip
         outputs = AddNormRoute.apply(*pair, None, None, None, *leaves[2:], None, config)
         upstream = upstream or [torch.randn_like(x) if x.is_floating_point() else x for x in outputs]
         gradients = torch.autograd.grad([*outputs[:4], outputs[5]], leaves, [*upstream[:4], upstream[5]])

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from braidlm.kernels.ops.dropout import DropoutUse
+from braidlm.kernels.ops.norm import NormConfig
 from braidlm.kernels.routed.grouped.layers import GroupedLinear
 from braidlm.kernels.routed.grouped.products import plain_grouped
 from braidlm.kernels.routed.permutation import Permutation, permute
-from braidlm.kernels.routed.rows import AddNormRows, Norm, ProjectAddNormRows, plain_add_norm_rows
+from braidlm.kernels.routed.rows import AddNormRows, ProjectAddNormRows, plain_add_norm_rows
 from braidlm.kernels.side_stream import DeferredGradient
 from tests.kernels.comparison import TOLERANCES, ReadDeferred, assert_close, assert_equal_with_gradients
 from tests.kernels.sorted_rows import choices, matrices, permuted, real_rows, with_padding
@@ -35,7 +36,7 @@ def test_add_norm_rows_equals_torch(centred: bool, permutation: Permutation, dev
         return tuple(torch.where(real, x, 0.0) for x in outputs)
 
     assert_equal_with_gradients(
-        lambda s, d: rows(AddNormRows.apply, s, d, Norm(1e-5, centred)),
+        lambda s, d: rows(AddNormRows.apply, s, d, NormConfig(1e-5, centred)),
         lambda s, d: rows(plain_add_norm_rows, s, d, 1e-5, centred),
         [stream, delta],
         dtype,
@@ -46,7 +47,7 @@ def test_add_norm_rows_drops_the_same_backward(permutation: Permutation, device:
     real = (permutation.source >= 0)[:, None]
     ones = torch.ones(permutation.rows, 24, device=device, requires_grad=True)
     zeros = torch.zeros(60, 24, device=device, requires_grad=True)
-    norm = Norm(1e-5, True, DropoutUse(0.25, torch.tensor([5], device=device)))
+    norm = NormConfig(1e-5, True, dropout=DropoutUse(0.25, torch.tensor([5], device=device)))
     summed, normed = AddNormRows.apply(zeros, ones, permutation, norm)
     assert abs((summed[real[:, 0]] > 0).float().mean().item() - 0.75) < 0.03
     upstream = [torch.where(real, 1.0, 0.0).expand_as(summed), torch.zeros_like(normed)]
@@ -62,7 +63,7 @@ def check_project_add_norm_rows(
     weight, cast, rounding = matrices(permutation.experts, inputs, width, dtype=dtype, device=device)
     rows = torch.randn(len(real), inputs, device=device).to(dtype)
     bias = torch.randn(permutation.experts, width, device=device) if biased else None
-    norm = Norm(1e-5, centred, deferred=DeferredGradient() if deferred else None)
+    norm = NormConfig(1e-5, centred, deferred=DeferredGradient() if deferred else None)
 
     def fused(r: Tensor, w: Tensor, b: Tensor | None, s: Tensor) -> tuple[Tensor, ...]:
         s = s if norm.deferred is None else ReadDeferred.apply(s, norm.deferred)
@@ -96,7 +97,7 @@ def test_project_add_norm_rows_drops_what_the_two_steps_drop(device: str, dtype:
     weight, cast, _ = matrices(permutation.experts, 40, 24, dtype=dtype, device=device)
     rows = torch.randn(permutation.rows, 40, device=device).to(dtype)
     stream, bias = torch.randn(tokens, 24, device=device).to(dtype), torch.randn(permutation.experts, 24, device=device)
-    norm = Norm(1e-5, True, DropoutUse(0.25, torch.tensor([5], device=device)))
+    norm = NormConfig(1e-5, True, dropout=DropoutUse(0.25, torch.tensor([5], device=device)))
     together = ProjectAddNormRows.apply(rows, weight, cast, bias, stream, permutation, norm)
     delta = GroupedLinear.apply(rows, weight, cast, bias, permutation, False)
     for one, two in zip(together, AddNormRows.apply(stream, delta, permutation, norm), strict=True):

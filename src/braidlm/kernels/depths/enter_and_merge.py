@@ -6,20 +6,18 @@ the block's last part adds. Backward the stream's gradient is written once: what
 and what the scores contribute.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import programs_for, row_tile
-from braidlm.kernels.ops.norm import addition, store_gradients, stored, tile_of_program
+from braidlm.kernels.ops.norm import AddConfig, addition, store_gradients, stored, tile_of_program
 from braidlm.kernels.optional_triton import tl, triton
-from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
+from braidlm.kernels.side_stream import on_side
 from braidlm.model.mixture_of_depths import SCALE_EPS
 
 BITS = 32
@@ -149,21 +147,13 @@ def _enter_backward(  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True)
-class EnterConfig:
-    """What the way into a block needs to know beside its tensors.
-
-    `slot` belongs to the router's layer that reads the whole stream, `delta_slot` to the layer that computed delta.
-    """
+class EnterConfig(AddConfig):
+    """What the way into a block needs to know; `read_slot` belongs to the router's layer that reads the stream."""
 
     batch: int
     count: int
     """Tokens of each row that enter."""
     sums: ColumnSums
-    slot: GradientSlot | None = None
-    delta_slot: GradientSlot | None = None
-    dropout: float = 0.0
-    seed: Tensor | None = None
-    side: SideStream | None = field(default_factory=current_side_stream, init=False)
 
 
 class Enter(torch.autograd.Function):
@@ -182,14 +172,14 @@ class Enter(torch.autograd.Function):
         weight: Tensor,
         config: EnterConfig,
     ) -> tuple[Tensor, ...]:
-        (tokens, width), dropout, seed, tile = stream.shape, config.dropout, config.seed, row_tile(stream.shape[1])
+        (tokens, width), dropout, tile = stream.shape, config.dropout, row_tile(stream.shape[1])
         written = None if delta is None else torch.empty_like(stream)
-        written = written if config.slot is None else config.slot.input
+        written = written if config.read_slot is None else config.read_slot.input
         scores = torch.empty(tokens, dtype=torch.float32, device=stream.device)
         scales = torch.empty_like(scores)
         _score[(triton.cdiv(tokens, tile["ROWS"]),)](
-            stream, delta, delta_bias, weight, seed, written, scores, scales, tokens, width, SCALE_EPS,
-            1 / (1 - dropout), threshold(dropout), **tile,
+            stream, delta, delta_bias, weight, dropout.seed, written, scores, scales, tokens, width, SCALE_EPS,
+            dropout.keep_scale, dropout.threshold, **tile,
         )  # fmt: skip
         summed = stream if written is None else written
         index_BK, place_BT = choose_tokens(scores.view(config.batch, -1), config.count)
@@ -198,7 +188,7 @@ class Enter(torch.autograd.Function):
         _gather[(triton.cdiv(rows, tile["ROWS"]),)](
             summed, scores, index_BK, inside, inside_scores, rows, tokens // config.batch, config.count, width, **tile
         )
-        ctx.save_for_backward(inside, inside_scores, scales, place_BT, weight, seed)
+        ctx.save_for_backward(inside, inside_scores, scales, place_BT, weight, dropout.seed)
         ctx.config, ctx.adds = config, delta is not None
         ctx.mark_non_differentiable(scales, index_BK, place_BT)
         ctx.set_materialize_grads(False)
@@ -213,14 +203,14 @@ class Enter(torch.autograd.Function):
         config: EnterConfig = ctx.config
         (tokens, width), merged_gradient = merged_gradient.shape, merged_gradient.contiguous()
         tile = row_tile(width)
-        gradient, delta_gradient = _empty_gradients(config, merged_gradient)
+        gradient, delta_gradient = config.gradients(merged_gradient)
         tiles = triton.cdiv(tokens, tile["ROWS"] * TILES_PER_PROGRAM)
         programs = programs_for(inside.device, PROGRAMS_PER_SM, tiles)
         sums = config.sums.buffer(programs, width, inside.device)
         _enter_backward[(programs,)](
             merged_gradient, inside_gradient.contiguous(), score_gradient, inside, inside_scores, scales,
-            place_BT, weight, seed, gradient, delta_gradient, sums, tokens, width, 1 / (1 - config.dropout),
-            threshold(config.dropout), **tile,
+            place_BT, weight, seed, gradient, delta_gradient, sums, tokens, width, config.dropout.keep_scale,
+            config.dropout.threshold, **tile,
         )  # fmt: skip
         weight_gradient = config.sums.total().view_as(weight)
         bias_gradient = _bias_gradient(config, delta_gradient) if ctx.needs_input_grad[2] else None
@@ -270,14 +260,10 @@ def _merge_backward(  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True)
-class MergeConfig:
-    """What the way out of a block needs to know beside its tensors; `delta_slot` is of the layer that made delta."""
+class MergeConfig(AddConfig):
+    """What the way out of a block needs to know."""
 
     choice: Choice
-    delta_slot: GradientSlot | None = None
-    dropout: float = 0.0
-    seed: Tensor | None = None
-    side: SideStream | None = field(default_factory=current_side_stream, init=False)
 
 
 class Merge(torch.autograd.Function):
@@ -298,14 +284,14 @@ class Merge(torch.autograd.Function):
         scores: Tensor,
         config: MergeConfig,
     ) -> Tensor:
-        (tokens, width), tile = stream.shape, row_tile(stream.shape[1])
+        (tokens, width), tile, dropout = stream.shape, row_tile(stream.shape[1]), config.dropout
         merged = torch.empty_like(stream)
         finished = output if delta is None else torch.empty_like(output)
         _merge[(triton.cdiv(tokens, tile["ROWS"]),)](
-            stream, output, delta, delta_bias, scores, config.choice.place_BT, config.seed, finished, merged,
-            tokens, width, 1 / (1 - config.dropout), threshold(config.dropout), **tile,
+            stream, output, delta, delta_bias, scores, config.choice.place_BT, dropout.seed, finished, merged,
+            tokens, width, dropout.keep_scale, dropout.threshold, **tile,
         )  # fmt: skip
-        ctx.save_for_backward(inside, finished, scores, config.seed)
+        ctx.save_for_backward(inside, finished, scores, dropout.seed)
         ctx.config, ctx.adds = config, delta is not None
         return merged
 
@@ -316,25 +302,19 @@ class Merge(torch.autograd.Function):
         config: MergeConfig = ctx.config
         (rows, width), (batch, count) = inside.shape, config.choice.index_BK.shape
         tile, merged_gradient = row_tile(width), merged_gradient.contiguous()
-        gradient, delta_gradient = _empty_gradients(config, inside)
+        gradient, delta_gradient = config.gradients(inside)
         score_gradient = torch.empty_like(scores)
         _merge_backward[(triton.cdiv(rows, tile["ROWS"]),)](
             merged_gradient, inside, finished, scores, config.choice.index_BK, seed, gradient, delta_gradient,
-            score_gradient, rows, len(merged_gradient) // batch, count, width, 1 / (1 - config.dropout),
-            threshold(config.dropout), **tile,
+            score_gradient, rows, len(merged_gradient) // batch, count, width, config.dropout.keep_scale,
+            config.dropout.threshold, **tile,
         )  # fmt: skip
         bias_gradient = _bias_gradient(config, delta_gradient) if ctx.needs_input_grad[4] else None
         of_delta = delta_gradient if ctx.adds else None
         return merged_gradient, None, gradient, of_delta, bias_gradient, score_gradient, None
 
 
-def _empty_gradients(config: EnterConfig | MergeConfig, stream: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the gradients of a stream and of what is added to it are written: both in one, unless there is dropout."""
-    delta_gradient = torch.empty_like(stream) if config.delta_slot is None else config.delta_slot.gradient
-    return torch.empty_like(delta_gradient) if config.dropout else delta_gradient, delta_gradient
-
-
-def _bias_gradient(config: EnterConfig | MergeConfig, delta_gradient: Tensor) -> Tensor:
+def _bias_gradient(config: AddConfig, delta_gradient: Tensor) -> Tensor:
     with on_side(config.side, delta_gradient, priority=True):
         return delta_gradient.sum(0, dtype=torch.float32)
 

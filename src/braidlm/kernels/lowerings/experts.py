@@ -134,8 +134,9 @@ def add_norm_route(
     form = form.without_vectors(folded)
     delta, bias, slot, dropout = NO_ADD if pending is None else pending.fields
     config = NormRouteConfig(
-        form.eps, form.centred, not folded, router.config.top_k, router.config.renormalise, context.sums_of(router),
-        context.slots.get(reader), slot, dropout.probability, dropout.seed, deferred,
+        form.eps, form.centred, context.sums_of(router), reads_normed=not folded, top_k=router.config.top_k,
+        renormalise=router.config.renormalise, read_slot=context.slots.get(reader), delta_slot=slot, dropout=dropout,
+        deferred=deferred,
     )  # fmt: skip
     if pending is None and isinstance(stream, UncombinedRows):
         config = replace(config, permutation=stream.permutation, rows_slot=stream.slot)

@@ -48,9 +48,10 @@ from braidlm.kernels.lowerings.lowering import (
 from braidlm.kernels.lowerings.norms import form_of
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.ops.fold import Bank
+from braidlm.kernels.ops.norm import NormConfig
 from braidlm.kernels.replacing import kind_of
 from braidlm.kernels.routed.combine import UncombinedRows
-from braidlm.kernels.routed.rows import MAX_WIDTH, AddNormRows, Norm, ProjectAddNormRows
+from braidlm.kernels.routed.rows import MAX_WIDTH, AddNormRows, ProjectAddNormRows
 from braidlm.kernels.side_stream import DeferredGradient
 from braidlm.model.dropout import Dropout
 from braidlm.model.mixture_of_depths import MixtureOfDepths, spread_routing
@@ -120,16 +121,17 @@ class MixtureOfDepthsLowering(LayerLowering):
         stream = combined(stream)
         delta, bias, slot, dropout = NO_ADD if pending is None else pending.fields
         weight, _ = layer.score.rows()
-        count, sums = layer.count(context.time), context.sums_of(layer.score)
-        inner_slot = context.slots.get(layer.router.inner)
-        entering = EnterConfig(context.batch, count, sums, inner_slot, slot, dropout.probability, dropout.seed)
+        entering = EnterConfig(
+            context.batch, layer.count(context.time), context.sums_of(layer.score), delta_slot=slot, dropout=dropout,
+            read_slot=context.slots.get(layer.router.inner),
+        )  # fmt: skip
         stream, inside, scores, scales, *chosen = Enter.apply(stream, delta, bias, weight, entering)
         choice = Choice(*chosen)
         routing = _prediction(stream.detach(), scales, choice, layer.router, context)
         run = lowering_of(layer.block).run
         output, addition, routings = run(inside, None, layer.block, _context_inside(context, choice.index_BK))
         delta, bias, slot, dropout = NO_ADD if addition is None else addition.fields
-        merging = MergeConfig(choice, slot, dropout.probability, dropout.seed)
+        merging = MergeConfig(choice, delta_slot=slot, dropout=dropout)
         stream = Merge.apply(stream, inside, output, delta, bias, scores, merging)
         if routings:
             entered_BT = choice.place_BT >= 0
@@ -215,9 +217,10 @@ class ParallelLowering(LayerLowering):
         bank, probability, form = block.attention, block.drop.probability, form_of(block.feed_norm)
         attended = attend_bank(bank, normed, dispatch, context)
         assert form is not None
-        norm = Norm(
-            form.eps, form.centred, DropoutUse(probability, context.seed(block, probability)),
-            context.slots.get(first_linear(block.feed)), context.slots.get(bank.out), deferred,
+        norm = NormConfig(
+            form.eps, form.centred, dropout=DropoutUse(probability, context.seed(block, probability)),
+            read_slot=context.slots.get(first_linear(block.feed)), delta_slot=context.slots.get(bank.out),
+            deferred=deferred,
         )  # fmt: skip
         if summed.shape[1] <= MAX_WIDTH:
             cast = context.casts[bank.out.weight]

@@ -1,6 +1,7 @@
 """Norms. Kernels that also add, route or project compute a norm that has a form; any other is computed by itself."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,12 +92,13 @@ def add_norm(
         normed = lowering.normalise(norm, stream)
         return stream, normed if slot is None else _IntoSlot.apply(normed, slot)
     form = form.without_vectors(folded)
-    options, vectors = (form.eps, form.centred, context.sums_of(norm), slot), (form.weight, form.bias)
+    configured = partial(NormConfig, form.eps, form.centred, context.sums_of(norm), read_slot=slot)
+    vectors = form.weight, form.bias
     if pending is not None and pending.uncombined is not None:
-        config = NormConfig(*options, pending.slot, pending.dropout)
+        config = configured(delta_slot=pending.slot, dropout=pending.dropout)
         return CombineAddNorm.apply(stream, pending.delta, pending.bias, *vectors, config, pending.uncombined)
     delta, bias, delta_slot, dropout = NO_ADD if pending is None else pending.fields
-    return AddNorm.apply(stream, delta, bias, *vectors, NormConfig(*options, delta_slot, dropout))
+    return AddNorm.apply(stream, delta, bias, *vectors, configured(delta_slot=delta_slot, dropout=dropout))
 
 
 class _IntoSlot(torch.autograd.Function):

@@ -22,7 +22,8 @@ class DropoutUse:
 
     @property
     def threshold(self) -> int:
-        return threshold(self.probability)
+        """Elements whose 32 random bits are below this are dropped."""
+        return int(self.probability * 2**32)
 
 
 NO_DROPOUT = DropoutUse()
@@ -50,11 +51,6 @@ def _dropout(x, seed, out, size, keep_scale, THRESHOLD: tl.constexpr, ELEMENTS: 
     y = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
     y = apply_dropout(y, seed, offsets, keep_scale, THRESHOLD)
     tl.store(out + offsets, y.to(out.dtype.element_ty), mask=mask)
-
-
-def threshold(dropout: float) -> int:
-    """Elements whose 32 random bits are below this are dropped."""
-    return int(dropout * 2**32)
 
 
 def dropout_into(x: Tensor, dropout: DropoutUse, out: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ The backward pass also sums the gradients of the norm's weight and bias and of t
 added: each program sums its rows, and `ColumnSums` adds up the programs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse, apply_dropout, dropout_into
 from braidlm.kernels.ops.launch import programs_for, row_tile
 from braidlm.kernels.optional_triton import tl, triton
-from braidlm.kernels.side_stream import current_side_stream, on_side
+from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side
 
 VECTORS = 3
 """Summed backward: gradients of the norm's weight, its bias and the bias of the layer before (some may be unused)."""
@@ -172,19 +172,39 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class NormConfig:
-    """How a sum is normalised, the dropout of what is added, and where gradients are written and summed.
+@dataclass(frozen=True, kw_only=True)
+class AddConfig:
+    """What a kernel that adds delta to the stream needs to know beside its tensors.
 
-    `normed_slot` belongs to the layer that reads the normalised stream, `delta_slot` to the layer that computed delta.
+    `dropout` is that of delta plus its bias. `read_slot` belongs to the layer that reads the result, `delta_slot` to
+    the layer that computed delta. A gradient of the stream that is `deferred` passes by autograd.
     """
+
+    read_slot: GradientSlot | None = None
+    delta_slot: GradientSlot | None = None
+    dropout: DropoutUse = NO_DROPOUT
+    deferred: DeferredGradient | None = None
+    side: SideStream | None = field(default_factory=current_side_stream, init=False)
+
+    def gradients(self, stream: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the gradients of the stream and of delta are written: both in one tensor, unless there is dropout."""
+        of_delta = torch.empty_like(stream) if self.delta_slot is None else self.delta_slot.gradient
+        return torch.empty_like(of_delta) if self.dropout.probability else of_delta, of_delta
+
+
+@dataclass(frozen=True)
+class NormConfig(AddConfig):
+    """How the sum is normalised, and where the gradients of vectors are summed, if the norm's kernel does that."""
 
     eps: float
     centred: bool
-    sums: ColumnSums
-    normed_slot: GradientSlot | None = None
-    delta_slot: GradientSlot | None = None
-    dropout: DropoutUse = NO_DROPOUT
+    sums: ColumnSums | None = None
+
+    def outputs(self, summed: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Where normalised rows, their means (if the norm is centred) and inverse standard deviations are written."""
+        normed = torch.empty_like(summed) if self.read_slot is None else self.read_slot.input
+        rstds = torch.empty(len(summed), dtype=torch.float32, device=summed.device)
+        return normed, torch.empty_like(rstds) if self.centred else None, rstds
 
 
 class AddNorm(torch.autograd.Function):
@@ -219,9 +239,7 @@ class AddNorm(torch.autograd.Function):
         """
         delta, delta_bias, weight, bias, config = inputs
         summed = stream if delta is None else torch.empty_like(stream)
-        normed = torch.empty_like(stream) if config.normed_slot is None else config.normed_slot.input
-        rstds = torch.empty(len(stream), dtype=torch.float32, device=stream.device)
-        means = torch.empty_like(rstds) if config.centred else None
+        normed, means, rstds = config.outputs(summed)
         ctx.save_for_backward(summed, weight, means, rstds)
         ctx.config, ctx.adds = config, delta is not None
         ctx.biased, ctx.delta_biased = bias is not None, delta_bias is not None
@@ -234,8 +252,7 @@ class AddNorm(torch.autograd.Function):
         (summed, weight, means, rstds), config, dropout = ctx.saved_tensors, ctx.config, ctx.config.dropout
         rows, width = summed.shape
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
-        delta_gradient = torch.empty_like(summed) if config.delta_slot is None else config.delta_slot.gradient
-        gradient = torch.empty_like(summed) if dropout.probability else delta_gradient
+        gradient, delta_gradient = config.gradients(summed)
         tile = row_tile(width)
         needs_sums = weight is not None or ctx.delta_biased
         tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if needs_sums else 1))

@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.dropout import threshold
-from braidlm.kernels.ops.launch import programs_for
+from braidlm.kernels.ops.launch import programs_for, row_tile
 from braidlm.kernels.ops.norm import (
     VECTORS,
+    NormConfig,
     addition,
     norm_gradient,
     normalised,
@@ -30,10 +29,7 @@ from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.choices import router_scores, score_gradient, select_top_k, store_sums
 from braidlm.kernels.routed.combine import combine_gradients, combined_rows
 from braidlm.kernels.routed.permutation import Permutation
-from braidlm.kernels.side_stream import DeferredGradient
 
-ELEMENTS = 512
-"""Elements of a warp's tile."""
 PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 4
 """A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
 
@@ -144,26 +140,17 @@ def _backward(  # type: ignore[no-untyped-def]
     store_sums(sums + offset + VECTORS * width, router_sum, router_bias_sum, width, choices, COLUMNS, CHOICES)
 
 
-@dataclass(frozen=True)
-class NormRouteConfig:
-    """Options of norm and router, where their gradients are summed, and slots of the layers around them.
+@dataclass(frozen=True, kw_only=True)
+class NormRouteConfig(NormConfig):
+    """Options of norm and router, whose gradients are summed together.
 
-    The router reads the stream, or, `reads_normed`, the stream normalised. Dropout applies to what is added.
-    `normed_slot` belongs to the layer that reads the normalised stream, `delta_slot` to the layer that computed delta.
-    With `deferred`, the gradient of the sum comes from there and not from autograd.
+    The router reads the stream, or, `reads_normed`, the stream normalised. With `deferred`, the gradient of the sum
+    comes from there.
     """
 
-    eps: float
-    centred: bool
     reads_normed: bool
     top_k: int
     renormalise: bool
-    sums: ColumnSums
-    normed_slot: GradientSlot | None = None
-    delta_slot: GradientSlot | None = None
-    dropout: float = 0.0
-    seed: Tensor | None = None
-    deferred: DeferredGradient | None = None
     permutation: Permutation | None = None
     """That of a stream which is still to be combined."""
     rows_slot: GradientSlot | None = None
@@ -205,18 +192,16 @@ class AddNormRoute(torch.autograd.Function):
             inputs, experts = (None, None, None, rows, delta.contiguous(), row_of_choice), row_of_choice.shape[1]
             summed = rows.new_empty(len(row_of_choice), rows.shape[1])
         (rows_read, width), choices = summed.shape, len(router)
-        normed = torch.empty_like(summed) if config.normed_slot is None else config.normed_slot.input
-        rstds = torch.empty(rows_read, dtype=torch.float32, device=summed.device)
-        means = torch.empty_like(rstds) if config.centred else None
+        normed, means, rstds = config.outputs(summed)
         scores = rstds.new_empty(rows_read, choices)
         probabilities, weights = torch.empty_like(scores), scores.new_empty(rows_read, config.top_k)
         chosen = torch.empty(rows_read, config.top_k, dtype=torch.int64, device=summed.device)
         tile = _tile(width, choices)
         _forward[(triton.cdiv(rows_read, tile["ROWS"]),)](
-            *inputs, weight, bias, router, router_bias, balance, config.seed,
+            *inputs, weight, bias, router, router_bias, balance, config.dropout.seed,
             summed, normed, means, rstds, scores, probabilities, chosen, weights, rows_read, width, choices, config.eps,
-            1 / (1 - config.dropout), config.centred, config.reads_normed, config.top_k, config.renormalise,
-            threshold(config.dropout), experts, width, **tile,
+            config.dropout.keep_scale, config.centred, config.reads_normed, config.top_k, config.renormalise,
+            config.dropout.threshold, experts, width, **tile,
         )  # fmt: skip
         ctx.save_for_backward(summed, weight, bias, means, rstds, router, probabilities, chosen, *inputs[3:5])
         ctx.config = config
@@ -240,8 +225,7 @@ class AddNormRoute(torch.autograd.Function):
         if config.deferred is not None:
             assert summed_gradient is None, "the gradient of the sum is deferred"
             summed_gradient = config.deferred.read()
-        delta_gradient = torch.empty_like(summed) if config.delta_slot is None else config.delta_slot.gradient
-        gradient = torch.empty_like(summed) if config.dropout else delta_gradient
+        gradient, delta_gradient = config.gradients(summed)
         tile = _tile(width, choices)
         programs = programs_for(summed.device, PROGRAMS_PER_SM, triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM))
         vector_count = VECTORS if weight is not None or bias is not None or ctx.delta_biased else 0
@@ -249,9 +233,9 @@ class AddNormRoute(torch.autograd.Function):
         upstream = [x if x is None else x.contiguous() for x in (weights, probabilities, scores)]
         _backward[(programs,)](
             normed_gradient.contiguous(), None if summed_gradient is None else summed_gradient.contiguous(), summed,
-            weight, bias, means, rstds, router, saved_probabilities, chosen, *upstream, config.seed,
-            gradient, delta_gradient, sums, rows, width, choices, 1 / (1 - config.dropout), config.centred,
-            ctx.delta_biased, config.reads_normed, threshold(config.dropout), config.top_k, config.renormalise,
+            weight, bias, means, rstds, router, saved_probabilities, chosen, *upstream, config.dropout.seed,
+            gradient, delta_gradient, sums, rows, width, choices, config.dropout.keep_scale, config.centred,
+            ctx.delta_biased, config.reads_normed, config.dropout.threshold, config.top_k, config.renormalise,
             vector_count, **tile,
         )  # fmt: skip
         *vectors, router_gradient, router_bias_gradient = config.sums.total().split(
@@ -269,7 +253,4 @@ class AddNormRoute(torch.autograd.Function):
 
 
 def _tile(width: int, choices: int) -> dict[str, int]:
-    columns = triton.next_power_of_2(width)
-    warps = max(1, min(16, columns // ELEMENTS))
-    padded_choices = triton.next_power_of_2(choices)
-    return {"ROWS": max(1, ELEMENTS // columns), "COLUMNS": columns, "CHOICES": padded_choices, "num_warps": warps}
+    return row_tile(width) | {"CHOICES": triton.next_power_of_2(choices)}

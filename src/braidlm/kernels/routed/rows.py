@@ -5,7 +5,6 @@ product (`ops.fold`). Rows so narrow that a program holds whole ones are also pr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse, apply_dropout
+from braidlm.kernels.ops.dropout import apply_dropout
 from braidlm.kernels.ops.launch import Blocks, fit_blocks
+from braidlm.kernels.ops.norm import NormConfig
 from braidlm.kernels.optional_triton import tl, triton
 from braidlm.kernels.routed.combine import WARPS, block_shape, combine
 from braidlm.kernels.routed.grouped.layers import check_slot, gradient_of_rows, parameter_gradients
 from braidlm.kernels.routed.grouped.products import products
 from braidlm.kernels.routed.permutation import Permutation
-from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side
+from braidlm.kernels.side_stream import on_side
 
 MAX_WIDTH = 256
 """Columns of a row that a program can hold together with its product."""
@@ -127,30 +126,11 @@ def _rows_backward(  # type: ignore[no-untyped-def]
         tl.store(delta_gradient + offsets, dx.to(delta_gradient.dtype.element_ty), mask=column < WIDTH)
 
 
-@dataclass(frozen=True)
-class Norm:
-    """Options of the norm of rows, and the dropout of what is added before.
-
-    `normed_slot` belongs to the layer that reads the normalised rows, `delta_slot` to the layer that computed what is
-    added. With `deferred`, the gradient of the stream is computed on `side` and written there.
-    """
-
-    eps: float
-    centred: bool
-    dropout: DropoutUse = NO_DROPOUT
-    normed_slot: GradientSlot | None = None
-    delta_slot: GradientSlot | None = None
-    deferred: DeferredGradient | None = None
-    side: SideStream | None = field(default_factory=current_side_stream, init=False)
-
-
-def _outputs(ctx: Any, stream: Tensor, permutation: Permutation, norm: Norm, *saved: Tensor) -> tuple[Any, ...]:
+def _outputs(ctx: Any, stream: Tensor, permutation: Permutation, norm: NormConfig, *saved: Tensor) -> tuple[Any, ...]:
     """Empty tensors for summed rows [R, width], the same normalised, their means [R] or None, and inverse standard
     deviations [R]; all but the second are kept for the backward pass, behind what else is `saved`."""
     summed = stream.new_empty(permutation.rows, stream.shape[1])
-    normed = torch.empty_like(summed) if norm.normed_slot is None else norm.normed_slot.input
-    rstds = torch.empty(permutation.rows, dtype=torch.float32, device=stream.device)
-    means = torch.empty_like(rstds) if norm.centred else None
+    normed, means, rstds = norm.outputs(summed)
     ctx.save_for_backward(*saved, summed, means, rstds)
     ctx.permutation, ctx.norm = permutation, norm
     ctx.set_materialize_grads(False)
@@ -161,11 +141,14 @@ class AddNormRows(torch.autograd.Function):
     """stream [N, width], delta [R, width] -> each row's token plus delta after dropout, and that normalised, [R,
     width].
 
-    Upstream gradients are zero in padding rows, and so are the results.
+    Upstream gradients are zero in padding rows, and so are the results. With `norm.deferred`, the gradient of the
+    stream is computed on the side stream and written there.
     """
 
     @staticmethod
-    def forward(ctx: Any, stream: Tensor, delta: Tensor, permutation: Permutation, norm: Norm) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, stream: Tensor, delta: Tensor, permutation: Permutation, norm: NormConfig
+    ) -> tuple[Tensor, Tensor]:
         outputs, width, dropout = _outputs(ctx, stream, permutation, norm), stream.shape[1], norm.dropout
         tile = _tile(width, permutation)
         _rows_forward[(permutation.rows // tile["ROWS"],)](
@@ -194,7 +177,7 @@ class ProjectAddNormRows(torch.autograd.Function):
         bias: Tensor | None,
         stream: Tensor,
         permutation: Permutation,
-        norm: Norm,
+        norm: NormConfig,
     ) -> tuple[Tensor, Tensor]:
         check_slot(norm.delta_slot, rows)
         experts, inputs, width = weight.shape
@@ -231,8 +214,7 @@ def _gradients(
     """Gradients of the stream (None if deferred) and of what was added."""
     permutation, norm, (summed, means, rstds) = ctx.permutation, ctx.norm, saved
     width, dropout = summed.shape[1], norm.dropout
-    delta_gradient = torch.empty_like(summed) if norm.delta_slot is None else norm.delta_slot.gradient
-    gradient = torch.empty_like(summed) if dropout.probability else delta_gradient
+    gradient, delta_gradient = norm.gradients(summed)
     summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
     tile = _tile(width, permutation)
     _rows_backward[(permutation.rows // tile["ROWS"],)](
