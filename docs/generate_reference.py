@@ -171,7 +171,7 @@ def type_words(hint: Any) -> str:
         return " or ".join([*words, *(["null"] if type(None) in inner else [])])
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in inner)
-    if origin is list:
+    if origin is list or inner[-1:] == (Ellipsis,):
         return f"list of {type_words(inner[0])}"
     if origin is tuple:
         return f"list of {len(inner)}: {type_words(inner[0])}"

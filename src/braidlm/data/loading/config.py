@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import given_path
@@ -12,9 +12,9 @@ from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.order import orders
 from braidlm.data.loading.streams import Subset
 from braidlm.data.packing.sharded import DEFAULT_CACHE_GB
-from braidlm.data.sources.format import TEMPLATE, ReadOptions
+from braidlm.data.sources.format import Reading, ReadOptions
 from braidlm.data.tokenizing.tokenizer import SpaceBefore
-from braidlm.model.config.ranges import Count, Length, NonNegative, Positive, Rate, Seed, Share, VocabularySize
+from braidlm.model.config.ranges import Length, NonNegative, Positive, Rate, Share, VocabularySize
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf
 
@@ -45,9 +45,9 @@ class TokenizerConfig:
         return {"kind": kind}
 
 
-@dataclass
-class DataSetConfig:
-    """One data set: a packed folder, a source to prepare, or a corpus with splits."""
+@dataclass(frozen=True)
+class DataPlace:
+    """Where the text of a data set is, which is said by one key."""
 
     path: str | None = None
     """A folder that `braid prepare` made, or the address of shards (`s3://...`)."""
@@ -56,36 +56,12 @@ class DataSetConfig:
     folder: str | None = None
     """Or a corpus with a folder to train on and one to validate on: `train` (or `train_10M`) and `dev`, as BabyLM's, or
     files `train.txt` and `dev.txt`."""
-    documents: Count = 10_000
-    """For a built-in corpus: how many documents."""
-    seed: Seed = 0
-    """For a built-in corpus: its seed."""
-    fields: list[str] = field(default_factory=lambda: ["text"])
-    """For JSONL, CSV and parquet: the fields that make a document."""
-    joiner: str = "\n"
-    """The text between the fields."""
-    answer: str | None = None
-    """For JSONL, CSV, parquet, Hub, `maths` and `arithmetic`: the field that answers what `fields` ask. Then only
-    answers are trained and validated on, and the rest of a document is read; see also `data.chunking: documents`."""
-    template: str = TEMPLATE
-    """With an answer: the text of a document, in which {question} stands for the joined fields; it ends with {answer}.
-    """
-    separator: str | dict[str, str] = "blank"
-    """For text files: what separates documents (blank, lines, file, or a text), or this by patterns of file names, of
-    which the first counts: `{"childes*": lines, "*": blank}`."""
-    encoding: str = "utf-8"
-    """For text files, JSONL and CSV."""
-    errors: Literal["strict", "replace", "ignore"] = "strict"
-    """What to do with bytes that are no text in that encoding."""
-    split: str = "train"
-    """For a Hub data set, and for a corpus with splits: the one to train on."""
-    duplicates: Literal["keep", "exact", "near"] = "keep"
-    """Leave out training documents with the same words as an earlier one (`exact`), or nearly the same (`near`)."""
-    chunk_tokens: Count | None = None
-    """Let chunks of so many tokens take the place of documents, so that text is held out by chunks (as in PaPaformer's
-    own code) and not by documents."""
-    quality: list[str] = field(default_factory=list)
-    """Leave out training documents that break one of these rules, as `braid prepare --quality` does."""
+
+
+@dataclass(frozen=True)
+class DataSetConfig(Reading, DataPlace):
+    """One data set: a packed folder, a source to prepare, or a corpus with splits."""
+
     configuration: str | None = None
     """For a Hub data set that has several configurations: which."""
     subset: Subset = field(default_factory=Subset)
@@ -96,6 +72,7 @@ class DataSetConfig:
     """Text to validate on instead: a packed folder or a source."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = [name for name in ("path", "source", "folder") if getattr(self, name) is not None]
         if len(given) != 1:
             out = "` or `".join(f"{name}=null" for name in given)
@@ -105,8 +82,6 @@ class DataSetConfig:
         if self.path is not None and self.answer is not None:
             what = "`answer` has no effect on a packed folder"
             raise BraidError(what, todo="Pack it with `braid prepare SOURCE --answer NAME`.")
-        if self.chunk_tokens is not None and self.answer is not None:
-            raise BraidError("`chunk_tokens` would cut answers off from their questions")
         if self.folder is not None and self.validation is not None:
             raise BraidError("`folder` brings its own text to validate on; leave out `validation`, or give `source`")
 
@@ -124,8 +99,9 @@ class DataSetConfig:
 
     def read_options(self) -> ReadOptions:
         """How the source's documents are read."""
-        shared = {each.name for each in fields(self)} & {each.name for each in fields(ReadOptions)} - {"subset"}
-        return ReadOptions(**{name: getattr(self, name) for name in shared}, subset=self.configuration)
+        return ReadOptions(
+            **{each.name: getattr(self, each.name) for each in fields(Reading)}, subset=self.configuration
+        )
 
 
 @dataclass

@@ -35,52 +35,48 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReadOptions:
-    """How documents are read from a source; each format uses the options that concern it."""
+class Reading:
+    """How documents are read from a source, as a recipe and a command say it; a format uses what concerns it."""
 
+    documents: Count = 10_000
+    """Built-in corpora: how many documents."""
+    seed: Seed = 0
+    """Built-in corpora: the seed; each has an endless corpus of its own."""
     fields: tuple[str, ...] = ("text",)
     """JSONL, CSV, parquet, Hub: the fields that make a document; a dot goes into an object."""
     joiner: str = "\n"
     """The text between several fields."""
     answer: str | None = None
-    """JSONL, CSV, parquet, Hub, `maths` and `arithmetic`: the field with the answer to what the other fields ask; then
-    only answers are trained on, and the rest is read."""
+    """JSONL, CSV, parquet, Hub, `maths` and `arithmetic`: the field with the answer to what `fields` ask. Then only
+    answers are trained and validated on, and the rest is read; see also `data.chunking: documents`."""
     template: str = TEMPLATE
-    """With an answer: the document, in which {question} stands for the joined fields; it ends with {answer}."""
+    """With an answer: the text of a document, in which {question} stands for the joined fields; it ends with {answer}.
+    """
     separator: Separator = "blank"
     """Text files: documents are separated by `blank` lines or any other text, are `lines`, or a whole `file`; or these
     by patterns of file names, of which the first counts: `{"childes*": lines, "*": blank}`."""
-    section_bytes: Count | None = None
-    """Text files: longer documents are cut into several of this size, each to the end of its line."""
-    chunk_tokens: Count | None = None
-    """Let chunks of so many tokens take the place of documents, so that text is held out by chunks (as in PaPaformer's
-    own code) and not by documents."""
     encoding: str = "utf-8"
     """Text files, JSONL, CSV: the encoding."""
     errors: Literal["strict", "replace", "ignore"] = "strict"
     """What to do with bytes that are not text."""
-    documents: Count = 10_000
-    """Built-in corpora: how many documents."""
-    first: CountOrZero = 0
-    """Built-in corpora: the number of the first document, so that a second data set can begin where one ended."""
-    seed: Seed = 0
-    """Built-in corpora: the seed; each has an endless corpus of its own."""
     split: str = "train"
-    """A Hub data set: which split."""
-    subset: str | None = None
-    """A Hub data set: which configuration, where it has several."""
+    """A Hub data set, and a corpus with splits: which split to read."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
-    """`exact` leaves out documents with the same words as an earlier one, `near` also those with nearly the same."""
+    """`exact` leaves out documents with the same words as an earlier one, `near` also those with nearly the same; in a
+    recipe only training documents."""
+    chunk_tokens: Count | None = None
+    """Let chunks of so many tokens take the place of documents, so that text is held out by chunks (as in PaPaformer's
+    own code) and not by documents."""
     quality: tuple[str, ...] = ()
-    """Leave out documents that break one of these rules: length, word_length, symbols, letters, stop_words, repetition,
-    placeholders."""
+    """Leave out documents (in a recipe only training documents) that break one of these rules: length, word_length,
+    symbols, letters, stop_words, repetition, placeholders."""
 
     def __post_init__(self) -> None:
         # One may be given as a text, several as any sequence.
         for name in ("fields", "quality"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        decode(ReadOptions, self)
+        decode(type(self), self)
         if self.template.count(QUESTION) != 1 or self.template.find(ANSWER) != len(self.template) - len(ANSWER):
             what = f"a template has {QUESTION} once and ends with {ANSWER}, which is nowhere else in it: "
             raise BraidError(what + repr(self.template))
@@ -100,6 +96,18 @@ class ReadOptions:
             except UnicodeError:
                 what = f"{self.encoding.upper()} text cannot hold the separator {separator!a}"
                 raise BraidError(what, todo="Choose another separator, or name the files' encoding.") from None
+
+
+@dataclass(frozen=True)
+class ReadOptions(Reading):
+    """How documents are read from one source, with what only a command or the code that reads says."""
+
+    section_bytes: Count | None = None
+    """Text files: longer documents are cut into several of this size, each to the end of its line."""
+    first: CountOrZero = 0
+    """Built-in corpora: the number of the first document, so that a second data set can begin where one ended."""
+    subset: str | None = None
+    """A Hub data set: which configuration, where it has several."""
 
     @property
     def filters(self) -> bool:
