@@ -73,7 +73,7 @@ def _validation(
         if isinstance(source, str) and is_packed(source):
             held_out_data = open_packed(source, config.cache, config.cache_gb)
             return stream_of(_check_tokenizer(held_out_data, tokenizer, name), name=name)
-        data_set = replace(data_set, duplicates="keep", quality=[])  # what is measured is not filtered
+        data_set = replace(data_set, duplicates="keep", quality=())  # what is measured is not filtered
         sections = None if half is None else BLOCK_BYTES
         return TokenStream(_prepare(f"{name}-validation", source, data_set, tokenizer, config, sections), name=name)
     if data_set.holdout == 0.0:

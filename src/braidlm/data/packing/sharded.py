@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -222,35 +223,19 @@ class ShardedData(PackedData):
             shards=None,
         )
 
-    @cached_property
-    def tokens(self) -> ShardedArray:  # type: ignore[override]
-        return ShardedArray(self, "tokens", self.token_bounds, self.manifest.dtype)  # type: ignore[arg-type]
+    def _array(self, name: str, dtype: Any, of_documents: bool = False) -> ShardedArray:
+        return ShardedArray(self, name, self.document_bounds if of_documents else self.token_bounds, dtype)
 
-    @cached_property
-    def word_starts(self) -> ShardedArray:  # type: ignore[override]
-        return ShardedArray(self, "word_starts", self.token_bounds, np.uint8)
-
-    @cached_property
-    def targets(self) -> ShardedArray | None:  # type: ignore[override]
-        if self.manifest.targets is None:
-            return None
-        return ShardedArray(self, "targets", self.token_bounds, np.uint8)
-
-    @cached_property
-    def document_starts(self) -> DocumentStarts:  # type: ignore[override]
-        return DocumentStarts(self, "document_starts", self.document_bounds, np.int64)
-
-    @cached_property
-    def document_words(self) -> ShardedArray:  # type: ignore[override]
-        return ShardedArray(self, "document_words", self.document_bounds, np.uint32)
-
-    @cached_property
-    def document_bytes(self) -> ShardedArray:  # type: ignore[override]
-        return ShardedArray(self, "document_bytes", self.document_bounds, np.uint32)
-
-    @cached_property
-    def document_target_bytes(self) -> ShardedArray:  # type: ignore[override]
-        return ShardedArray(self, "document_target_bytes", self.document_bounds, np.uint32)
+    # Each is opened when it is needed first; a plain data set has maps of files under these names.
+    tokens: Any = cached_property(lambda self: self._array("tokens", self.manifest.dtype))
+    word_starts: Any = cached_property(lambda self: self._array("word_starts", np.uint8))
+    targets: Any = cached_property(lambda self: self.manifest.targets and self._array("targets", np.uint8))
+    document_starts: Any = cached_property(
+        lambda self: DocumentStarts(self, "document_starts", self.document_bounds, np.int64)
+    )
+    document_words: Any = cached_property(lambda self: self._array("document_words", np.uint32, True))
+    document_bytes: Any = cached_property(lambda self: self._array("document_bytes", np.uint32, True))
+    document_target_bytes: Any = cached_property(lambda self: self._array("document_target_bytes", np.uint32, True))
 
     @cached_property
     def tokenizer_folder(self) -> Path:  # type: ignore[override]
