@@ -13,17 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from braidlm.kernels import lowered_parts
 from braidlm.kernels.context import LayerOutput, PassContext, PendingAdd, Stream, Sublayer, add_pending, combined
-from braidlm.kernels.lowered_parts import (
-    Lowered,
-    column_sums,
-    fold_all,
-    gradient_slots,
-    is_served_now,
-    read_parameters,
-    row_groups,
-    sublayers,
-)
+from braidlm.kernels.lowered_parts import Lowered
 from braidlm.kernels.lowerings.ends import positions_of
 from braidlm.kernels.lowerings.lowering import LOWERINGS, lowering_of
 from braidlm.kernels.lowerings.norms import add_norm
@@ -66,7 +58,7 @@ class LoweredModel:
     @property
     def is_whole(self) -> bool:
         """Whether no part runs its plain forward, which may wait for the device."""
-        return not self.lowered.refusals and all(is_served_now(layer) for _, layer in self.lowered.layers)
+        return not self.lowered.refusals and all(lowered_parts.is_served_now(layer) for _, layer in self.lowered.layers)
 
     def losses(
         self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None, soft: SoftTargets | None = None
@@ -173,7 +165,7 @@ class LoweredModel:
     def _layer(self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext) -> LayerOutput:
         """The stream after a layer; what the layer added last is pending."""
         with use_side_stream(context.side):  # with activation checkpointing a thread of autograd's runs this again
-            if layer in self.lowered.parts and is_served_now(layer):
+            if layer in self.lowered.parts and lowered_parts.is_served_now(layer):
                 return lowering_of(layer).run(stream, pending, layer, context)  # type: ignore[no-any-return]
             return self.plain.layer(combined(stream), pending, layer, context)
 
@@ -184,21 +176,21 @@ class LoweredModel:
 
     def _is_dense(self, layer: nn.Module) -> bool:
         """Whether kernels serve all sublayers of a layer and no router is among them."""
-        parts = [part for *_, part in sublayers(layer)]
+        parts = [part for *_, part in lowered_parts.sublayers(layer)]
         return bool(parts) and all(part in self.lowered.parts and not lowering_of(part).routed for part in parts)
 
     def _prepare(self, ids: Tensor, dtype: torch.dtype, late: list[Tensor]) -> PassContext:
         (batch, time), device, side, body = ids.shape, ids.device, current_side_stream(), self.body
-        groups = row_groups([layer for _, layer in self.lowered.layers], self.lowered.parts, batch, time)
+        groups = lowered_parts.row_groups([layer for _, layer in self.lowered.layers], self.lowered.parts, batch, time)
         layers = [layer for _, some in groups for layer in some]
         checkpointing = any(getattr(stage, "gradient_checkpointing", False) for stage in body.stages)
         delivers = side is not None and not checkpointing and self.stacks_gradients  # every layer, or none has a slot
         stacked = groups if delivers else []
-        blocks = [layer for layer in layers if sublayers(layer[0])]
+        blocks = [layer for layer in layers if lowered_parts.sublayers(layer[0])]
         others = [layer for layer in layers if layer not in blocks[:1]]
-        casts = cast_all(read_parameters(blocks[:1]), dtype)
+        casts = cast_all(lowered_parts.read_parameters(blocks[:1]), dtype)
         with on_side(side):
-            casts |= cast_all(read_parameters(others), dtype)
+            casts |= cast_all(lowered_parts.read_parameters(others), dtype)
         rotations, interleaved = positions_of(body).rotations(body.positions, body.head_dims, time, device)
         return PassContext(
             batch=batch,
@@ -211,9 +203,9 @@ class LoweredModel:
             casts=casts,
             parts=self.lowered.parts,
             plain=self.plain,
-            slots=gradient_slots(stacked, dtype),
-            sums=column_sums(stacked),
-            foldings=fold_all(layers, dtype),
+            slots=lowered_parts.gradient_slots(stacked, dtype),
+            sums=lowered_parts.column_sums(stacked),
+            foldings=lowered_parts.fold_all(layers, dtype),
             seeds=self._seeds(device),
             late_casts=partial(cast_all, late, dtype),
         )

@@ -55,11 +55,7 @@ def check_one_process(what: str, todo: str) -> None:
 
 
 def run_study(
-    study: Study,
-    device: str | None = None,
-    fresh: bool = False,
-    data: OpenData | None = None,
-    jobs: Jobs | None = None,
+    study: Study, device: str | None = None, fresh: bool = False, data: OpenData | None = None, jobs: Jobs | None = None
 ) -> list[TrainedModel]:
     """Do whatever steps are not done yet; returns every model in order. `data` is the study's data where it is open
     already; otherwise it is prepared and opened. `jobs` are where the steps run, here unless given."""

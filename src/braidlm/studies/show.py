@@ -31,12 +31,7 @@ from braidlm.opening.open import open_model
 from braidlm.opening.opened_model import OpenedModel
 from braidlm.training.amounts import Unit
 from braidlm.training.machines import Machines
-from braidlm.training.monitoring.speed import (
-    TOKENS_PER_WORD,
-    tokens_of,
-    training_seconds,
-    training_speed,
-)
+from braidlm.training.monitoring.speed import TOKENS_PER_WORD, tokens_of, training_seconds, training_speed
 from braidlm.training.recipe import Recipe, decode_recipe
 from braidlm.training.start_from import data_of, open_decoder
 

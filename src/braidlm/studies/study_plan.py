@@ -11,12 +11,7 @@ from braidlm.data.loading.chunking import chunkings
 from braidlm.data.packing.packed_data import Manifest, is_packed, read_manifest
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Unit
-from braidlm.training.monitoring.speed import (
-    TOKENS_PER_WORD,
-    tokens_of,
-    training_seconds,
-    training_speed,
-)
+from braidlm.training.monitoring.speed import TOKENS_PER_WORD, tokens_of, training_seconds, training_speed
 
 BYTES_PER_TOKEN = 4
 """Of English text under a tokenizer of 16k tokens: assumed until held-out text is prepared."""

@@ -86,8 +86,7 @@ def give(s: Scene, a: Person, b: Person) -> Parts:
     item, left, y = s.choice(ITEMS), s.randint(0, 90), s.size()
     x = left + y
     question = s.either(
-        f"{a} has {item.of(x)}. {a.He} gives {item.of(y)} to {b}.",
-        f"{a} had {item.of(x)} and gave {y} of them to {b}.",
+        f"{a} has {item.of(x)}. {a.He} gives {item.of(y)} to {b}.", f"{a} had {item.of(x)} and gave {y} of them to {b}."
     )
     return f"{question} How many {item.many} does {a} have left?", f"{a} keeps {x} - {y} = {item.of(left)}.", left
 

@@ -81,11 +81,7 @@ class TokenStream:
     """The concatenated documents of a packed data set, or of a subset; the first token follows the last."""
 
     def __init__(
-        self,
-        data: PackedData,
-        subset: Subset | None = None,
-        name: str | None = None,
-        chosen: np.ndarray | None = None,
+        self, data: PackedData, subset: Subset | None = None, name: str | None = None, chosen: np.ndarray | None = None
     ):
         """`chosen` are documents in their order, in place of those of the subset in the order of the file."""
         self.data = data

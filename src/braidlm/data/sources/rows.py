@@ -10,16 +10,7 @@ from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.reading import given_path, parse_row
-from braidlm.data.sources.files import (
-    Decoder,
-    after_newline,
-    extension,
-    file_shards,
-    is_divisible,
-    lines,
-    open_bytes,
-    open_raw,
-)
+from braidlm.data.sources import files
 from braidlm.data.sources.format import (
     ANSWER,
     FORMATS,
@@ -51,13 +42,15 @@ class JsonLines(Format):
     has_rows = True
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
-        return file_shards("jsonl", source, shard_bytes, after_newline if is_divisible(source, options) else None)
+        return files.file_shards(
+            "jsonl", source, shard_bytes, files.after_newline if files.is_divisible(source, options) else None
+        )
 
     def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
         todo = 'Repair or remove the line: each line of JSONL is one object, such as {"text": "..."}.'
-        decoder = Decoder(shard, options)
-        with open_bytes(shard.source) as file:
-            for number, (position, raw) in enumerate(_whole_lines(lines(file, shard, options)), 1):
+        decoder = files.Decoder(shard, options)
+        with files.open_bytes(shard.source) as file:
+            for number, (position, raw) in enumerate(_whole_lines(files.lines(file, shard, options)), 1):
                 try:
                     if len(raw) > MAX_ROW_BYTES:
                         raise row_too_long("")
@@ -81,7 +74,7 @@ def _whole_lines(parts: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, byte
 
 def _lines_before(shard: Shard) -> int:
     count, left = 0, shard.start
-    with open_bytes(shard.source) as file:
+    with files.open_bytes(shard.source) as file:
         while left > 0 and (block := file.read(min(left, 1 << 20))):
             count, left = count + block.count(b"\n"), left - len(block)
     return count
@@ -96,7 +89,7 @@ class SeparatedValues(Format):
     read_beside_others = False
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
-        if shards := file_shards("csv", source, shard_bytes, None):
+        if shards := files.file_shards("csv", source, shard_bytes, None):
             check_columns(next(self._lines(source, options), []), options, source)
         return shards
 
@@ -113,10 +106,10 @@ class SeparatedValues(Format):
     def _lines(self, source: str, options: ReadOptions) -> Iterator[list[str]]:
         encoding = codecs.lookup(options.encoding).name
         csv.field_size_limit(MAX_ROW_BYTES)
-        with open_bytes(source) as file:
+        with files.open_bytes(source) as file:
             text = io.TextIOWrapper(file, "utf-8-sig" if encoding == "utf-8" else encoding, options.errors, newline="")
             try:
-                yield from csv.reader(text, "excel-tab" if extension(source) == ".tsv" else "excel")
+                yield from csv.reader(text, "excel-tab" if files.extension(source) == ".tsv" else "excel")
             except (csv.Error, UnicodeError) as error:
                 raise BraidError(f"this is not a table of {options.encoding.upper()} text ({error})", source) from None
 
@@ -173,7 +166,7 @@ def _open_parquet(path: str) -> Iterator[Any]:
         raise missing_package("pyarrow", "reading parquet files") from None
     options = {"buffer_size": BUFFER_BYTES, "pre_buffer": False}
     # Opened here, because pyarrow's own words for what cannot be opened are many.
-    with open_raw(path) as raw, _explained_damage(path), pyarrow.parquet.ParquetFile(raw, **options) as file:
+    with files.open_raw(path) as raw, _explained_damage(path), pyarrow.parquet.ParquetFile(raw, **options) as file:
         yield file
 
 

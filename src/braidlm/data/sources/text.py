@@ -6,16 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from braidlm.data.sources.files import (
-    BLOCK,
-    Decoder,
-    NextStart,
-    after_newline,
-    file_shards,
-    is_divisible,
-    lines,
-    open_bytes,
-)
+from braidlm.data.sources import files
+from braidlm.data.sources.files import BLOCK, NextStart
 from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Separator, Shard
 
 DEFAULT = "blank"
@@ -31,17 +23,17 @@ class Text(Format):
     extensions = (".txt", ".text", ".md", ".train", ".dev", ".test")  # the last three are BabyLM's
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
-        start = _next_start(_for_file(source, options)) if is_divisible(source, options) else None
-        return file_shards("text", source, shard_bytes, start)
+        start = _next_start(_for_file(source, options)) if files.is_divisible(source, options) else None
+        return files.file_shards("text", source, shard_bytes, start)
 
     def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
         pieces = self._pieces(shard, _for_file(shard.source, options))
         return pieces if options.section_bytes is None else in_sections(pieces, options.section_bytes)
 
     def _pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
-        decoder, trimmed = Decoder(shard, options), TrimmedLines()
-        with open_bytes(shard.source) as file:
-            for position, raw, ends in _raw_pieces(lines(file, shard, options), shard, options):
+        decoder, trimmed = files.Decoder(shard, options), TrimmedLines()
+        with files.open_bytes(shard.source) as file:
+            for position, raw, ends in _raw_pieces(files.lines(file, shard, options), shard, options):
                 text = decoder.decode(raw, position, ends)
                 if options.separator == "file":
                     yield Piece(text, ends)
@@ -83,13 +75,13 @@ def _raw_pieces(parts: Iterator[tuple[int, bytes]], shard: Shard, options: ReadO
         return _paragraphs(parts)
     if options.separator in ("lines", "file"):
         return _as_they_are(parts, options.separator == "lines")
-    encoding = options.encoding if is_divisible(shard.source, options) else "utf-8"
+    encoding = options.encoding if files.is_divisible(shard.source, options) else "utf-8"
     return _between_markers(_blocks(parts), str(options.separator).encode(encoding))
 
 
 def _next_start(options: ReadOptions) -> NextStart | None:
     if options.separator in ("lines", "blank", "file"):
-        return {"lines": after_newline, "blank": _after_blank_line}.get(str(options.separator))
+        return {"lines": files.after_newline, "blank": _after_blank_line}.get(str(options.separator))
     marker = str(options.separator).encode(options.encoding)
     if any(marker.startswith(marker[cut:]) for cut in range(1, len(marker))):
         return None  # where "===" lies in "=====" depends on what precedes it
@@ -158,7 +150,7 @@ def _blocks(parts: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
 
 
 def _after_blank_line(file: BinaryIO, at: int, size: int) -> int:
-    after_newline(file, at, size)
+    files.after_newline(file, at, size)
     begins_line = True
     for part in iter(partial(file.readline, BLOCK), b""):
         ends_line = part.endswith(b"\n")

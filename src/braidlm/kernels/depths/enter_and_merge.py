@@ -165,12 +165,7 @@ class Enter(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        stream: Tensor,
-        delta: Tensor | None,
-        delta_bias: Tensor | None,
-        weight: Tensor,
-        config: EnterConfig,
+        ctx: Any, stream: Tensor, delta: Tensor | None, delta_bias: Tensor | None, weight: Tensor, config: EnterConfig
     ) -> tuple[Tensor, ...]:
         (tokens, width), dropout, tile = stream.shape, config.dropout, row_tile(stream.shape[1])
         written = None if delta is None else torch.empty_like(stream)

@@ -17,15 +17,8 @@ from braidlm.kernels.attention.split_heads import SplitHeads
 from braidlm.kernels.attention.stick_breaking import StickBreaking
 from braidlm.kernels.attention.stick_breaking_wide import WideStickBreaking
 from braidlm.kernels.context import PassContext, PendingAdd, Sublayer
+from braidlm.kernels.lowerings import experts
 from braidlm.kernels.lowerings.ends import positions_refusal, rotation_refusal
-from braidlm.kernels.lowerings.experts import (
-    EXPERTS,
-    Dispatch,
-    RoutedLowering,
-    add_norm_route,
-    grouped_linear,
-    grouped_stack,
-)
 from braidlm.kernels.lowerings.lowering import (
     SharedStack,
     SharedSums,
@@ -117,8 +110,8 @@ class StickBreakingLowering(SoftmaxLowering):
 
 
 @lowers(RoutedAttention)
-class RoutedAttentionLowering(RoutedLowering):
-    honours = EXPERTS | ATTENTION
+class RoutedAttentionLowering(experts.RoutedLowering):
+    honours = experts.EXPERTS | ATTENTION
 
     def reject(self, part: Any, body: Any) -> str | None:
         return super().reject(part, body) or attention_bank_refusal(part, part.bank, body)
@@ -131,7 +124,7 @@ class RoutedAttentionLowering(RoutedLowering):
         return {qkv: Bank(qkv.weight, qkv.bias, concatenated=True)}
 
     def stacks(self, part: Any, rows: int, dtype: torch.dtype) -> list[SharedStack]:
-        out = grouped_stack(part.bank.out, part.router.config.top_k, rows, dtype)
+        out = experts.grouped_stack(part.bank.out, part.router.config.top_k, rows, dtype)
         return [dense_stack("bank", part.bank.qkv, rows, dtype), out]
 
     def sums(self, part: Any, norm: Any) -> list[SharedSums]:
@@ -139,17 +132,19 @@ class RoutedAttentionLowering(RoutedLowering):
 
     def run(self, stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext) -> Sublayer:
         bank = part.bank
-        stream, normed, dispatch = add_norm_route(
+        stream, normed, dispatch = experts.add_norm_route(
             stream, pending, norm, part.router, bank.qkv, context, permute_on_side=True
         )
-        rows = grouped_linear(bank.out, attend_bank(bank, normed, dispatch, context), dispatch, context, gather=False)
+        rows = experts.grouped_linear(
+            bank.out, attend_bank(bank, normed, dispatch, context), dispatch, context, gather=False
+        )
         delta = dispatch.combine(part.drop_output(rows), context.slots.get(bank.out))
         return stream, PendingAdd(delta), (dispatch.routing,)
 
 
 @lowers(MixtureOfHeads)
-class MixtureOfHeadsLowering(RoutedLowering):
-    honours = EXPERTS | ATTENTION | {"experts.keys", "experts.kv_bias", "current", "rest"}
+class MixtureOfHeadsLowering(experts.RoutedLowering):
+    honours = experts.EXPERTS | ATTENTION | {"experts.keys", "experts.kv_bias", "current", "rest"}
 
     def reject(self, part: Any, body: Any) -> str | None:
         reason = super().reject(part, body) or rotation_refusal(body, "no kernel rotates the queries of routed tokens")
@@ -161,12 +156,15 @@ class MixtureOfHeadsLowering(RoutedLowering):
 
     def stacks(self, part: Any, rows: int, dtype: torch.dtype) -> list[SharedStack]:
         top_k = part.router.config.top_k
-        return [grouped_stack(part.queries, top_k, rows, dtype, "inputs"), grouped_stack(part.out, top_k, rows, dtype)]
+        return [
+            experts.grouped_stack(part.queries, top_k, rows, dtype, "inputs"),
+            experts.grouped_stack(part.out, top_k, rows, dtype),
+        ]
 
     def run(self, stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext) -> Sublayer:
-        stream, normed, dispatch = add_norm_route(stream, pending, norm, part.router, part.queries, context)
+        stream, normed, dispatch = experts.add_norm_route(stream, pending, norm, part.router, part.queries, context)
         order, slots = (dispatch.permutation, part.kv_heads), context.slots
-        rows = grouped_linear(part.queries, normed, dispatch, context, gather=True)
+        rows = experts.grouped_linear(part.queries, normed, dispatch, context, gather=True)
         queries = ToTokens.apply(rows, *order, slots.get(part.queries))
         query = queries.view(context.batch, context.time, -1, part.head_dim)
         if part.keys_values is None:
@@ -180,7 +178,7 @@ class MixtureOfHeadsLowering(RoutedLowering):
             query, key, value = (x.transpose(1, 2) for x in (query, key, value))
             merged = _attend_by_torch(part, query, key, value, context).transpose(1, 2)
         attended = ToRows.apply(merged.reshape(queries.shape), *order, slots.get(part.out))
-        rows = grouped_linear(part.out, attended, dispatch, context, gather=False)
+        rows = experts.grouped_linear(part.out, attended, dispatch, context, gather=False)
         delta = dispatch.combine(part.drop_output(rows), slots.get(part.out))
         return stream, PendingAdd(delta), (dispatch.routing,)
 
@@ -205,7 +203,7 @@ def attention_bank_sums(bank: Any) -> SharedSums:
     return SharedSums((bank.heads, bank.qkv.weight.shape), bank.qkv)
 
 
-def attend_bank(bank: Any, normed: Tensor, dispatch: Dispatch, context: PassContext) -> Tensor:
+def attend_bank(bank: Any, normed: Tensor, dispatch: experts.Dispatch, context: PassContext) -> Tensor:
     """What the routed queries of a bank of attentions gather from all tokens' values, in sorted rows."""
     folded, permutation, slot = context.folded[bank.qkv], dispatch.permutation, context.slots.get(bank.qkv)
     qkv = Linear.apply(normed, folded.weight, folded.cast, folded.bias_cast, slot, True)

@@ -8,14 +8,7 @@ from torch import Tensor, nn
 
 from braidlm.kernels.context import PassContext, PendingAdd, Sublayer
 from braidlm.kernels.gradient_stacks import GradientStack, StackedRows
-from braidlm.kernels.lowerings.experts import (
-    EXPERTS,
-    RoutedLowering,
-    add_norm_route,
-    feed_matrices,
-    grouped_feed,
-    has_few_choices,
-)
+from braidlm.kernels.lowerings import experts
 from braidlm.kernels.lowerings.lowering import (
     SharedStack,
     SharedSums,
@@ -109,10 +102,10 @@ def first_linear(feed: nn.Module) -> Any:
 
 
 @lowers(RoutedFeed)
-class RoutedFeedLowering(RoutedLowering):
+class RoutedFeedLowering(experts.RoutedLowering):
     """Feed-forward experts, with a shared part beside them or without."""
 
-    honours = EXPERTS | {"experts.shared", "hidden", "activation", "bias"}
+    honours = experts.EXPERTS | {"experts.shared", "hidden", "activation", "bias"}
 
     def reject(self, part: Any, body: Any) -> str | None:
         return super().reject(part, body) or option_refusal(part.bank, is_bank=True)
@@ -131,9 +124,9 @@ class RoutedFeedLowering(RoutedLowering):
         if part.drop_output.probability:  # with dropout, rows have gradients of their own
             return []
         bank, shared, tokens, top_k = part.bank, part.shared, rows, part.router.config.top_k
-        into, scored = first_linear(bank), part.router.inner is None and not has_few_choices(part.router)
-        (experts, width, inner), hidden = into.weight.shape, bank.out.weight.shape[1]
-        biased, sorted_rows = bank.out.bias is not None, row_bound(tokens, top_k, experts, TILE)
+        into, scored = first_linear(bank), part.router.inner is None and not experts.has_few_choices(part.router)
+        (members, width, inner), hidden = into.weight.shape, bank.out.weight.shape[1]
+        biased, sorted_rows = bank.out.bias is not None, row_bound(tokens, top_k, members, TILE)
         matrices = [into, bank.out]
         if scored:  # by the rows themselves
             matrices.append(part.router.scores)
@@ -144,11 +137,11 @@ class RoutedFeedLowering(RoutedLowering):
             stacked = partial(StackedRows, parts, dtype=dtype)
             inputs, gradients = stacked(tokens, width), stacked(tokens, width)
             stacks: list[GradientStack] = [
-                GroupedGradientStack(experts, inputs, stacked(sorted_rows, inner), gathered="inputs"),
-                GroupedGradientStack(experts, stacked(sorted_rows, hidden), gradients, biased, "gradients"),
+                GroupedGradientStack(members, inputs, stacked(sorted_rows, inner), gathered="inputs"),
+                GroupedGradientStack(members, stacked(sorted_rows, hidden), gradients, biased, "gradients"),
             ]
             if scored:
-                stacks.append(GradientStack(inputs, stacked(tokens, experts)))
+                stacks.append(GradientStack(inputs, stacked(tokens, members)))
             if shared is not None:
                 stacks.append(GradientStack(inputs, stacked(tokens, len(first_linear(shared).weight))))
                 stacks.append(GradientStack(stacked(tokens, shared.out.weight.shape[1]), gradients))
@@ -161,16 +154,16 @@ class RoutedFeedLowering(RoutedLowering):
     def run(self, stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext) -> Sublayer:
         bank, lowering, out_slot = part.bank, lowering_of(part.bank), context.slots.get(part.bank.out)
         reader, on_side = lowering.first_linear(bank), part.shared is not None
-        stream, normed, dispatch = add_norm_route(
+        stream, normed, dispatch = experts.add_norm_route(
             stream, pending, norm, part.router, reader, context, permute_on_side=on_side
         )
         shared = None if part.shared is None else lowering_of(part.shared).feed_forward(part.shared, normed, context)
         dispatch.wait()
         bias = None if shared is None else shared.bias
         if part.drop_output.probability:  # of each row, before the sum
-            delta = dispatch.combine(part.drop_output(grouped_feed(bank, normed, dispatch, context)))
+            delta = dispatch.combine(part.drop_output(experts.grouped_feed(bank, normed, dispatch, context)))
             return stream, PendingAdd(delta if shared is None else delta + shared.delta, bias), (dispatch.routing,)
-        up, out = feed_matrices(bank, context)
+        up, out = experts.feed_matrices(bank, context)
         # Where gradients have slots no layer is computed again, which would need the sum without the next norm.
         uncombined = None if out_slot is None else UncombinedSum()
         config = FeedConfig(

@@ -21,19 +21,8 @@ from braidlm.kernels.context import (
 )
 from braidlm.kernels.depths.enter_and_merge import Choice, Enter, EnterConfig, Merge, MergeConfig
 from braidlm.kernels.depths.predict import Predict
+from braidlm.kernels.lowerings import experts
 from braidlm.kernels.lowerings.attention import attend_bank, attention_bank_refusal, attention_bank_sums
-from braidlm.kernels.lowerings.experts import (
-    EXPERTS,
-    ROUTER,
-    add_norm_route,
-    grouped_feed,
-    grouped_linear,
-    grouped_stack,
-    has_few_choices,
-    route,
-    router_refusal,
-    router_sums,
-)
 from braidlm.kernels.lowerings.feeds import SwiGLULowering, first_linear
 from braidlm.kernels.lowerings.lowering import (
     LayerLowering,
@@ -100,7 +89,7 @@ class MixtureOfDepthsLowering(LayerLowering):
         """All of its block is served, or none of it."""
         block: Any = part.block
         parts = (block, block.attention_norm, block.attention, block.feed_norm, block.feed)
-        reasons = [refusal(inner, body) for inner in parts] + [router_refusal(part.router, body)]
+        reasons = [refusal(inner, body) for inner in parts] + [experts.router_refusal(part.router, body)]
         if getattr(block.attention, "window", None) is not None:
             reasons.append("its kernels do not know where a window begins among some tokens")
         return next(filter(None, reasons), None)
@@ -196,21 +185,21 @@ class ParallelLowering(LayerLowering):
         block, top_k = part.stack[0], part.join.router.config.top_k
         return [
             dense_stack("bank", block.attention.qkv, rows, dtype),
-            grouped_stack(block.attention.out, top_k, rows, dtype),
-            grouped_stack(first_linear(block.feed), top_k, rows, dtype, summed=True),
-            grouped_stack(block.feed.out, top_k, rows, dtype),
+            experts.grouped_stack(block.attention.out, top_k, rows, dtype),
+            experts.grouped_stack(first_linear(block.feed), top_k, rows, dtype, summed=True),
+            experts.grouped_stack(block.feed.out, top_k, rows, dtype),
         ]
 
     def sums(self, part: Any, norm: Any) -> list[SharedSums]:
         router = part.join.router  # the norm is folded in, so that only the router's gradients are summed
-        fused = has_few_choices(router)
-        return [router_sums(router, fused, ParallelLayer), attention_bank_sums(part.stack[0].attention)]
+        fused = experts.has_few_choices(router)
+        return [experts.router_sums(router, fused, ParallelLayer), attention_bank_sums(part.stack[0].attention)]
 
     def run(self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext) -> LayerOutput:
         block, router = layer.stack[0], layer.join.router
         # The norm's kernel reads the stream's gradient itself where it also routes, for few choices.
-        deferred = DeferredGradient() if has_few_choices(router) else None
-        summed, normed, dispatch = add_norm_route(
+        deferred = DeferredGradient() if experts.has_few_choices(router) else None
+        summed, normed, dispatch = experts.add_norm_route(
             stream, pending, block.attention_norm, router, block.attention.qkv, context, folded=True,
             deferred=deferred, permute_on_side=True,
         )  # fmt: skip
@@ -228,10 +217,10 @@ class ParallelLowering(LayerLowering):
                 attended, bank.out.weight, cast, bank.out.bias, summed, dispatch.permutation, norm
             )
         else:
-            delta = grouped_linear(bank.out, attended, dispatch, context, gather=False)
+            delta = experts.grouped_linear(bank.out, attended, dispatch, context, gather=False)
             rows, normed = AddNormRows.apply(summed, delta, dispatch.permutation, norm)
         base = (rows, DropoutUse(probability, context.seed(block, probability, 1)))
-        fed = grouped_feed(block.feed, normed, dispatch, context, base)
+        fed = experts.grouped_feed(block.feed, normed, dispatch, context, base)
         slot = None if probability else context.slots.get(block.feed.out)
         return UncombinedRows(fed, dispatch.weights, dispatch.permutation, slot), None, (dispatch.routing,)
 
@@ -246,7 +235,7 @@ def _folded_bank(linear: Any, norm: Any, concatenated: bool) -> Bank:
 class ExpertProjectionLowering(SwiGLULowering):
     """The bank inside a projection, which has no dropout."""
 
-    honours = {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER}
+    honours = {"names", "kind", "hidden"} | {f"router.{option}" for option in experts.ROUTER}
     has_seeds = False
 
     def inner_dropout(self, feed: SwiGLUProjections, context: PassContext) -> DropoutUse:
@@ -255,14 +244,14 @@ class ExpertProjectionLowering(SwiGLULowering):
 
 @lowers(ProjectStage)
 class ProjectionLowering(LayerLowering):
-    honours = EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}
+    honours = experts.EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}
 
     def reject(self, part: ProjectStage, body: Any) -> str | None:
         if part.experts is None:
             return "a projection without experts is one product already"
         if kind_of(part.experts) not in (LinearProjections, SwiGLUProjections):
             return f"{kind_of(part.experts).__name__} has no kernel here"
-        return router_refusal(part.experts.router, body)
+        return experts.router_refusal(part.experts.router, body)
 
     def reads(self, part: Any) -> list[Tensor | None]:
         gated = isinstance(part.experts, SwiGLUProjections)
@@ -270,16 +259,15 @@ class ProjectionLowering(LayerLowering):
 
     def sums(self, part: Any, norm: Any) -> list[SharedSums]:
         router = part.experts.router
-        return [router_sums(router, has_few_choices(router), ProjectStage)]
+        return [experts.router_sums(router, experts.has_few_choices(router), ProjectStage)]
 
     def run(self, stream: Any, pending: PendingAdd | None, layer: Any, context: PassContext) -> LayerOutput:
-        stream, experts = combined(stream), layer.experts
-        slot = (
-            None if pending is None or pending.dropout.probability else pending.slot
-        )  # with dropout the gradients differ
-        dispatch, stream = route(experts.router, add_pending(stream, pending), context, slot)
-        if isinstance(experts, SwiGLUProjections):
-            rows = grouped_feed(experts, stream, dispatch, context)
+        stream, bank = combined(stream), layer.experts
+        # With dropout the gradients of what is pending and of the stream differ.
+        slot = None if pending is None or pending.dropout.probability else pending.slot
+        dispatch, stream = experts.route(bank.router, add_pending(stream, pending), context, slot)
+        if isinstance(bank, SwiGLUProjections):
+            rows = experts.grouped_feed(bank, stream, dispatch, context)
         else:
-            rows = grouped_linear(experts.out, stream, dispatch, context, gather=True)
+            rows = experts.grouped_linear(bank.out, stream, dispatch, context, gather=True)
         return dispatch.combine(rows), None, (dispatch.routing,)

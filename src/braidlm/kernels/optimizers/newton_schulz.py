@@ -124,10 +124,7 @@ class NewtonSchulz:
     """The iterations for matrices of given shapes."""
 
     def __init__(
-        self,
-        shapes: Sequence[tuple[int, int]],
-        device: torch.device,
-        blocks: dict[int, ProductBlocks] | None = None,
+        self, shapes: Sequence[tuple[int, int]], device: torch.device, blocks: dict[int, ProductBlocks] | None = None
     ):
         """Shapes [rows, columns] are wide or tall. `blocks` are those of a unit."""
         self.blocks = blocks or BLOCKS
