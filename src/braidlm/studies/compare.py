@@ -40,7 +40,7 @@ PAGE, TABLE, RESULTS = "compare", "compare", "results"
 COSTS = ("parameters", "active", "FLOPs per token", "tokens/s", "memory", "training")
 SIZES = ("name", "parameters", "active_parameters", "flops_per_token", "tokens", "tokens_per_second", "memory")
 FACTS = (*SIZES, "seconds", "bits_per_byte")
-"""The columns of the CSV file before those of the data sets."""
+"""The columns of the CSV file before the columns of the data sets."""
 
 
 @dataclass

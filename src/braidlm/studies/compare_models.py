@@ -38,7 +38,7 @@ class MeasuredModel:
     bits_per_byte: float
     standard_error: float | None
     disk_bytes: int
-    """The files of weights, those of an adapter's base included."""
+    """The bytes of all files of weights, the base of an adapter included."""
     parameters: int
     active_parameters: int
     flops_per_token: int

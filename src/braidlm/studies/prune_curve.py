@@ -43,7 +43,7 @@ class PrunedPoint(Point):
     """In words: `threshold 0.1`, `keep 0.8`, or `as it is`."""
     parameters: int
     share: float
-    """The parameters as a share of those of the first model as it is."""
+    """The parameters as a share of the parameters of the first model as it is."""
     modules: int
     threshold: float | None = None
     keep: float | None = None

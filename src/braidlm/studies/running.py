@@ -117,7 +117,7 @@ class _Runner:
         return self.opened
 
     def do(self, name: str, seed: int, *models: TrainedModel, fresh: bool) -> TrainedModel:
-        """Make the model that a step begins with of those that it reads, then train it, or leave it as it is."""
+        """Make the model that a step begins with from the models that it reads, then train it, or leave it as it is."""
         self.fresh = fresh  # False where a job is begun again
         with errors_of(name):
             return self._do(name, seed, list(models))
@@ -308,5 +308,5 @@ def is_taught_by(run: Path, teachers: Sequence[Path]) -> bool:
 
 
 def _weights(record: Mapping[str, Any]) -> Any:
-    """What identifies the weights of a source: the hash of Braid's file, or those of another format."""
+    """What identifies the weights of a source: the hash of Braid's file, or the hashes of another format's files."""
     return record.get("sha256") or record.get("weights")

@@ -102,7 +102,7 @@ class Study:
     domains: dict[str, DataSetConfig]
     """The data sets."""
     training: dict[str, Any]
-    """As in a recipe, without the budget."""
+    """The training section of a recipe, without the budget."""
     steps: dict[str, Step]
     """The steps, by the names of the models that they make."""
     models: dict[str, Any] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class Study:
                 yield f"{key}: there is no step '{other}'.{did_you_mean(other, self.steps)}"
 
     def _check_text(self, train: StepTraining) -> Iterator[str]:
-        """What is wrong with the domains that a training reads, and with what it reads of them."""
+        """What is wrong with the domains that a training reads, and with the part of their text that it asks for."""
         for domain in train.domains or ():
             if domain not in self.domains:
                 yield f".train.domains: there is no domain '{domain}'.{did_you_mean(domain, self.domains)}"
@@ -235,7 +235,7 @@ class Study:
         return [other for other in self.steps[name].reads if other in self.steps]
 
     def before(self, name: str) -> list[str]:
-        """The steps that must be done for a step, itself not included; those of a teacher are not counted."""
+        """The steps that must be done before a step; the steps before a teacher are not counted."""
         if isinstance(self.steps[name], DistilStep):
             return []
         return list(dict.fromkeys(one for other in self.inputs(name) for one in (*self.before(other), other)))
@@ -250,7 +250,7 @@ class Study:
         return self.is_once(name) or any(map(self.is_late, self.inputs(name)))
 
     def seeds_of(self, name: str) -> list[int]:
-        """The seeds that a step is done with; of one average of all seeds, those of its members."""
+        """The seeds that a step is done with; one average of all seeds has the seeds of its members."""
         step = self.steps[name]
         if isinstance(step, AverageStep):
             found = {seed for member in step.average for seed in self.seeds_of(member)}

@@ -16,7 +16,7 @@ from braidlm.training.monitoring.speed import TOKENS_PER_WORD, TRAINING_FLOPS
 
 
 def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
-    """Every model of a study as it would be built; the study's own figures are those of its first composed model."""
+    """Every model of a study as it would be built; its first composed model gives the study's own figures."""
     study = decode_study(data)
     vocab_size = study.data.tokenizer.vocab_size
     models: dict[str, dict[str, Any]] = {}

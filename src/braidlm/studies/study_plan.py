@@ -14,7 +14,7 @@ from braidlm.training.amounts import Unit
 from braidlm.training.monitoring.speed import TOKENS_PER_WORD, tokens_of, training_seconds, training_speed
 
 BYTES_PER_TOKEN = 4
-"""Of English text under a tokenizer of 16k tokens: assumed until held-out text is prepared."""
+"""Bytes of an English token under a tokenizer of 16k tokens: assumed until held-out text is prepared."""
 
 
 class StudyPlan:

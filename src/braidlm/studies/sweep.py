@@ -154,13 +154,13 @@ def _launch(own: list[str], runs: list[SweepRun], one: Callable[[Any], int | Non
 
 
 def swept(runs: list[SweepRun]) -> list[ModelResult]:
-    """What the runs of a sweep have recorded; those of studies too."""
+    """What the runs of a sweep have recorded, the runs of its studies included."""
     records = read_runs(list(dict.fromkeys(run.folder.parent for run in runs)))  # several where names are varied
     return [one for one in records if any(one.folder.is_relative_to(run.folder) for run in runs)]
 
 
 def show_sweep(runs: list[SweepRun]) -> None:
-    """The table at the end of a sweep: its own runs; the files have those of earlier sweeps too."""
+    """The table at the end of a sweep: its own runs; the files have the runs of earlier sweeps too."""
     folder = runs[0].folder.parent
     show_runs(swept(runs), f"Runs in {folder}")
     console.show(f"{folder}/{PAGE}")

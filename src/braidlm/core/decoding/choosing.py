@@ -50,7 +50,7 @@ class LogProbabilities:
     at: list[int]
     """The rows that asked for them."""
     chosen: Tensor
-    """[row] those of the chosen tokens."""
+    """[row] the log-probabilities of the chosen tokens."""
     best: Tensor
     """[row, rank] the most probable tokens."""
     of_best: Tensor

@@ -244,7 +244,7 @@ def next_tokens(
 def next_after(
     model: "transformers.PreTrainedModel", tokenizer: Tokenizer, ids: Sequence[int], count: int
 ) -> list[NextToken]:
-    """The `count` most probable tokens after those of `ids`."""
+    """The `count` most probable tokens after the tokens `ids`."""
     logits = decoder_for(model, 1, len(ids) + 1).prefill(torch.tensor([list(ids)], device=model.device))
     best = logits[0].float().softmax(-1).topk(min(count, logits.shape[-1]))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -30,7 +30,7 @@ def matrices(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def adaptable(model: nn.Module) -> list[str]:
-    """The names of the matrices that get adapters unless others are chosen: all but those of routers."""
+    """The names of the matrices that get adapters unless others are chosen: all but the matrices of routers."""
     found = matrices(model).items()
     return [name for name, module in found if not (isinstance(module, ScoreLinear) or name.endswith(".router"))]
 

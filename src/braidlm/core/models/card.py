@@ -115,7 +115,7 @@ text = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**text, max_new_tokens=50)[0]))
 ```"""
 USE_AS_IT_IS = USE.replace(", trust_remote_code=True", "")
-"""Of a folder that needs no code of its own."""
+"""How a folder is used that needs no code of its own."""
 ADAPTERS = """## Adapters
 Paths and experts of one shape are one parameter, [member, in, out], which PEFT's `all-linear` does not see. Name these
 parameters beside it:

@@ -40,7 +40,7 @@ def opened_weights(path: Path) -> Iterator[Any]:
 
 
 def check_hash(path: Path, lineage: Mapping[str, Any] | None) -> None:
-    """Refuse weights that are not those of the lineage beside them, if it names some."""
+    """Refuse weights other than the lineage beside them names, if it names some."""
     weights = (lineage or {}).get("weights")
     if not isinstance(weights, dict) or os.environ.get(ALLOW_CHANGED) == "1":
         return

@@ -60,7 +60,7 @@ def arithmetic_text(seed: int, index: int) -> str:
 
 
 def one_step_problem(seed: int, index: int, held_out: bool = False) -> Problem:
-    """Problem `index` of those whose calculation is in the corpus, or of those whose calculation is held out."""
+    """Problem `index` among the problems whose calculation is in the corpus, or among the held-out ones."""
     kind, first, second = cast(seed, index, len(ONE_STEP))
     attempts = (SmallScene(f"arithmetic:{seed}:{index}:{attempt}") for attempt in count())
     problems = (_problem(ONE_STEP[kind], scene, first, second) for scene in attempts)

@@ -91,7 +91,7 @@ class Batch:
 
     @property
     def token_count(self) -> int:
-        """Positions of this piece that are trained, over all ranks, with those of prompts: what budgets count."""
+        """Positions of this piece that are trained, over all ranks, prompts included: what budgets count."""
         return self.stop - self.start
 
     @property

@@ -309,7 +309,7 @@ def check_streams(streams: Sequence[TokenStream], chunking: Chunking, length: in
 
 
 def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
-    """Refuse an order that leaves too little for a chunk, or an epoch that is no part of it."""
+    """Refuse parts that are too short for a chunk, and epochs that end before their part does."""
     if chunking.words_per_epoch is not None:
         what = "what is in order or in shards is read to its end, and `words_per_epoch` ends epochs before"
         raise BraidError(what, "data.chunking", "Leave it out, or use data.order=shuffled with a data set in one.")

@@ -39,7 +39,7 @@ class ShardedStream(TokenStream):
         shards: np.ndarray | None = None,
         upcoming: Sequence[int] = (),
     ):
-        """`shards` are those of a group in their order, and `upcoming` those of the next."""
+        """`shards` are the shards of a group in their order, and `upcoming` the shards of the next group."""
         subset = subset or Subset()
         if shards is None:
             shards = subset.choose(len(data.shards))

@@ -83,7 +83,7 @@ class TokenStream:
     def __init__(
         self, data: PackedData, subset: Subset | None = None, name: str | None = None, chosen: np.ndarray | None = None
     ):
-        """`chosen` are documents in their order, in place of those of the subset in the order of the file."""
+        """`chosen` documents, in their order, take the place of the subset's documents in the order of the file."""
         self.data = data
         self.name = name or data.manifest.name
         self.subset = subset or Subset()

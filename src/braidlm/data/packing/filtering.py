@@ -122,7 +122,7 @@ _DUPLICATES: dict[str, dict[str, tuple[int, int]]] = {
     "exact": {EXACT: (1, 2)},
     "near": {EXACT: (1, 2), NEAR: (2, 2 + BANDS)},
 }
-"""The columns in which duplicates agree: in one of them."""
+"""Documents that agree in one of these columns are duplicates."""
 
 
 def kept(pieces: Iterable[Piece], mask: np.ndarray) -> Iterator[Piece]:

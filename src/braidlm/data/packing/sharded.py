@@ -145,7 +145,7 @@ class ShardedArray:
 
 
 class DocumentStarts(ShardedArray):
-    """[documents + 1] token positions: those of each shard, and where the last one ends."""
+    """[documents + 1] token positions: where each document begins, and where the last one ends."""
 
     def __len__(self) -> int:
         return super().__len__() + 1
@@ -192,7 +192,7 @@ class ShardedData(PackedData):
         return self._opened[index].result()
 
     def prefetch(self, indices: Iterable[int]) -> None:
-        """Begin to open the shards that are read now and next; those of the call before stay open, others close."""
+        """Begin to open the shards that are read now and next; shards of the call before stay open, and others close."""
         wanted = list(dict.fromkeys(map(int, indices)))
         size = sum(sum(file_sizes(self._manifest_of(index)).values()) for index in wanted)
         if size > self._cache.size and not self._is_local:

@@ -204,7 +204,7 @@ def _documents(texts: np.ndarray, carried: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _chunks(batch: EncodedBatch, sizes: np.ndarray, carried: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
-    """The counts of the chunks that end in a batch, and those of each token after them; see `COLUMNS`."""
+    """The counts of the chunks that end in a batch, and of each token after the last of these; see `COLUMNS`."""
     in_bytes = sizes[batch.tokens]
     tokens = np.stack([np.ones_like(in_bytes), batch.words, in_bytes, in_bytes], axis=1)
     tokens = np.concatenate([carried, tokens])
@@ -285,7 +285,7 @@ def manifest_of(
 def join(
     shards_folder: Path, final: Path, indices: Sequence[int], limit: Limit, dtype: np.dtype, has_prompts: bool
 ) -> ShardCounts:
-    """Join the shards' files up to the limit into those of a data set, in a new folder; what they contain."""
+    """Join the shards' files up to the limit into the files of a data set, in a new folder; returns their counts."""
     shutil.rmtree(final, ignore_errors=True)
     final.mkdir()
     totals = ShardCounts()
@@ -329,7 +329,7 @@ def _document_rows(path: Path) -> Iterator[np.ndarray]:
 
 
 def _copy(path: Path, target: BinaryIO, size: int, counted: bool = False) -> int:
-    """Copy the first `size` bytes of a file; if `counted`, the sum of them, else 0."""
+    """Copy the first `size` bytes of a file; returns their sum if `counted`, else 0."""
     total = 0
     with open(path, "rb") as file:
         while size > 0 and (block := file.read(min(BLOCK, size))):

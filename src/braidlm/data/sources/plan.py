@@ -119,7 +119,7 @@ def _expand_path(source: str, options: ReadOptions, skipped: list[str]) -> list[
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """The files of a folder, but for hidden ones and those of runs, models and packed data, as a run's `out` has."""
+    """The files of a folder, without hidden files and without runs, models and packed data (a run's `out` has some)."""
     for name, inside, files in os.walk(folder):
         inside[:] = [one for one in inside if not one.startswith(".") and not _is_made(Path(name, one))]
         yield from (Path(name, file) for file in files if not file.startswith("."))

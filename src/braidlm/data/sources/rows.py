@@ -26,9 +26,9 @@ from braidlm.data.sources.format import (
 MAX_ROW_BYTES = 32_000_000
 """A row with fields is held in memory as a whole; a text file may have documents of any length."""
 BATCH_ROWS, BATCH_BYTES = 512, 4_000_000
-"""Rows of a parquet file in memory at a time, and about how many bytes of them."""
+"""Rows of a parquet file in memory at a time, and about how many bytes they may have."""
 BUFFER_BYTES = 1 << 20
-"""What is read of a parquet column at a time, in place of all of it."""
+"""Bytes of a parquet column that are read at a time, in place of the whole column."""
 HUB = "hub:"
 ASSUMED_FILE_BYTES = 32 << 20
 """The assumed size of a data set's file, for progress; the Hub does not give it before the file is read."""

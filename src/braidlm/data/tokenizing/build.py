@@ -119,7 +119,7 @@ def _with_settings(backend: Tokenizer, path: Path, config: Path) -> BraidTokeniz
 
 
 def _roles(backend: Tokenizer, settings: dict[str, Any]) -> SpecialTokens:
-    """The roles that the settings name, else those of special tokens with common names."""
+    """The roles that the settings name, else the roles that the names of special tokens suggest."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     roles: dict[str, str | None] = {}
     for role in ROLES:

@@ -52,7 +52,7 @@ class Choice(NamedTuple):
     """The tokens that enter, in their order."""
 
     index_BK: Tensor
-    """Their positions in their rows."""
+    """The positions of the chosen tokens in their rows."""
     place_BT: Tensor
     """The place of every token among all that enter, or -1."""
 

@@ -86,7 +86,7 @@ class MixtureOfDepthsLowering(LayerLowering):
     only_training = True
 
     def reject(self, part: MixtureOfDepths, body: Any) -> str | None:
-        """All of its block is served, or none of it."""
+        """Kernels serve the whole block inside, or no part of it."""
         block: Any = part.block
         parts = (block, block.attention_norm, block.attention, block.feed_norm, block.feed)
         reasons = [refusal(inner, body) for inner in parts] + [experts.router_refusal(part.router, body)]

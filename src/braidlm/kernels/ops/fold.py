@@ -99,7 +99,7 @@ def _fold_backward(  # type: ignore[no-untyped-def]
     gradient, bias_gradient, weights, scales, shifts, weight_gradient, scale_gradient, shift_gradient,
     rows, inputs, members, outputs, CONCATENATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Rows are those of [layer, member, input]."""
+    """A row is a [layer, member, input]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_mask = row < rows
     column = tl.arange(0, COLUMNS)[None, :]

@@ -147,7 +147,7 @@ def _top_tokens_to_gradient(  # type: ignore[no-untyped-def]
     others_difference = tl.log(tl.where(left > 0.0, left, 1.0)) - (others_lse - lse)
     tl.store(divergences + row, (tl.sum(taught * difference, 0) + left * others_difference) * inverse_count)
 
-    # Of what the teachers leave to the others, each of these has the share that the model gives it.
+    # The teachers leave a probability to all other tokens together; each has the share of it that the model gives.
     label = label.to(tl.int32)
     for begin in range(0, columns, BLOCK):
         mask = begin + offsets < columns

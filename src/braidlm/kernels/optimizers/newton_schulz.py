@@ -29,7 +29,7 @@ class ProductBlocks(NamedTuple):
     """The blocks of products; in each dimension they divide the unit."""
 
     symmetric: Blocks
-    """As many rows as columns."""
+    """Blocks with as many rows as columns, for symmetric products."""
     wide: Blocks
 
 

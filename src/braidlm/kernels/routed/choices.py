@@ -67,7 +67,7 @@ def score_gradient(  # type: ignore[no-untyped-def]
     probabilities, chosen, weights_gradient, probabilities_gradient, scores_gradient, row, rows, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient [choice, row] of the scores, from those of weights, probabilities and scores (each may be None)."""
+    """The gradient [choice, row] of the scores, from the gradients of weights, probabilities and scores (or None)."""
     row_mask = row < rows
     choice = tl.arange(0, CHOICES)
     mask = row_mask[None, :] & (choice < choices)[:, None]

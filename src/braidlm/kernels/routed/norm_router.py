@@ -152,7 +152,7 @@ class NormRouteConfig(NormConfig):
     top_k: int
     renormalise: bool
     permutation: Permutation | None = None
-    """That of a stream which is still to be combined."""
+    """The permutation of a stream which is still to be combined."""
     rows_slot: GradientSlot | None = None
     """The slot of the layer that computed its rows."""
 
