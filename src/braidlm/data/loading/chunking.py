@@ -71,7 +71,7 @@ class Chunking:
         return None
 
     def as_dict(self) -> dict[str, Any]:
-        """The method and the options that are set, for a saved position: one that is older than an option stays valid."""
+        """The method and the options that are set, for a saved position, which a new option leaves valid."""
         options = {name: value for name, value in asdict(self.config).items() if value is not None}
         return {"kind": type(self).__name__.lower(), **options}
 

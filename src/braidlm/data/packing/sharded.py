@@ -192,7 +192,7 @@ class ShardedData(PackedData):
         return self._opened[index].result()
 
     def prefetch(self, indices: Iterable[int]) -> None:
-        """Begin to open the shards that are read now and next; shards of the call before stay open, and others close."""
+        """Begin to open the shards that are read now and next; shards of the call before stay open, others close."""
         wanted = list(dict.fromkeys(map(int, indices)))
         size = sum(sum(file_sizes(self._manifest_of(index)).values()) for index in wanted)
         if size > self._cache.size and not self._is_local:
