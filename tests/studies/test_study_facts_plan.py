@@ -7,7 +7,7 @@ import pytest
 from braidlm.data.loading.open_data import open_data
 from braidlm.studies.decoding import load_study
 from braidlm.studies.study import Study
-from braidlm.studies.study_plan import BYTES_PER_TOKEN, StudyPlan
+from braidlm.studies.study_facts import BYTES_PER_TOKEN, StudyPlan
 
 
 def text(folder: Path, line: str) -> Path:
