@@ -90,14 +90,18 @@ def licence_of(lineage: dict[str, Any]) -> str | None:
 
 def source_licences(lineage: dict[str, Any]) -> dict[str, str | None]:
     """The licence of each model that this one was made of, by its name."""
+    licences: dict[str, str | None] = {}
+    for number, source in enumerate((one for one in _sources(lineage) if "data" not in one), 1):
+        name = next((source[key] for key in ("name", "model", "path") if source.get(key)), number)
+        licence = source.get("licence")
+        licences[str(name)] = licence if isinstance(licence, str) else None
+    return licences
+
+
+def _sources(lineage: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a model was made of, as far as its lineage, which may be a stranger's, says it in objects."""
     sources = lineage.get("sources")
-    models = [s for s in sources if isinstance(s, dict) and "data" not in s] if isinstance(sources, list) else []
-    return {
-        str(next((source[key] for key in ("name", "model", "path") if source.get(key)), number)): (
-            licence if isinstance(licence := source.get("licence"), str) else None
-        )
-        for number, source in enumerate(models, 1)
-    }
+    return [source for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
 
 
 NO_LICENCE = "Not stated. (In a recipe, `licence: apache-2.0` states it.)"
@@ -182,9 +186,8 @@ def _options(options: Mapping[str, Any]) -> Iterator[str]:
 
 def _model_rows(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The models that a model was made of, each with how it was made or its format."""
-    sources = lineage.get("sources")
-    for source in sources if isinstance(sources, list) else []:
-        if not isinstance(source, dict) or "data" in source:
+    for source in _sources(lineage):
+        if "data" in source:
             continue
         before: Any = source.get("lineage") if isinstance(source.get("lineage"), dict) else {}
         known = source.get("model") or source.get("path") or "-"
@@ -257,8 +260,7 @@ def _hub_models(lineage: Any) -> Iterator[str]:
         return
     if match := HUB_MODEL.fullmatch(str(lineage.get("model"))):
         yield match[1]
-    sources = lineage.get("sources")
-    for inner in (lineage.get("base"), lineage.get("lineage"), *(sources if isinstance(sources, list) else ())):
+    for inner in (lineage.get("base"), lineage.get("lineage"), *_sources(lineage)):
         yield from _hub_models(inner)
 
 
@@ -287,10 +289,7 @@ def _parts(model: LanguageModel) -> Iterator[tuple[Any, ...]]:
 def _data_rows(lineage: dict[str, Any], part: str = "-") -> Iterator[tuple[str, str, str, str, str]]:
     """The data that a model was trained on, and its sources before it: the last column is the path or model."""
     sets = ((lineage.get("recipe") or {}).get("data") or {}).get("sets") or {}
-    sources = lineage.get("sources")
-    for source in sources if isinstance(sources, list) else []:
-        if not isinstance(source, dict):  # a source's own lineage may be a stranger's
-            continue
+    for source in _sources(lineage):
         if "data" in source:
             own = sets.get(source["data"]) or {}
             found = next((own[key] for key in ("source", "folder", "path") if own.get(key)), "-")
