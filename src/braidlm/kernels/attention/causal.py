@@ -141,23 +141,11 @@ class AttendRouted(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        qkv: Tensor,
-        source: Tensor,
-        sequence_offsets: Tensor,
-        routed: Tensor,
-        scale: float,
-        dropout: float,
-        seed: Tensor | None,
-        window: int | None,
-        tiles: Tiles | None = None,
-        bias: Tensor | None = None,
-        sums: ColumnSums | None = None,
-        slot: GradientSlot | None = None,
-        out_slot: GradientSlot | None = None,
-        rotary: Rotary | None = None,
-        interleaved: bool = False,
-    ) -> Tensor:
+        ctx: Any, qkv: Tensor, source: Tensor, sequence_offsets: Tensor, routed: Tensor, scale: float, dropout: float,
+        seed: Tensor | None, window: int | None, tiles: Tiles | None = None, bias: Tensor | None = None,
+        sums: ColumnSums | None = None, slot: GradientSlot | None = None, out_slot: GradientSlot | None = None,
+        rotary: Rotary | None = None, interleaved: bool = False,
+    ) -> Tensor:  # fmt: skip
         tokens, blocks, _, heads, dim = qkv.shape
         batch, rows = sequence_offsets.shape[1] - 1, len(source)
         time = tokens // batch

@@ -198,15 +198,9 @@ class SplitHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        qkv: Tensor,
-        bias: Tensor | None,
-        rotary: Rotary | None,
-        interleaved: bool,
-        kv_heads: int,
-        sums: ColumnSums,
-        slot: GradientSlot | None,
-    ) -> tuple[Tensor, ...]:
+        ctx: Any, qkv: Tensor, bias: Tensor | None, rotary: Rotary | None, interleaved: bool, kv_heads: int,
+        sums: ColumnSums, slot: GradientSlot | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         query_heads = qkv.shape[2] - 2 * kv_heads
         query_key, value = qkv.split((query_heads + kv_heads, kv_heads), dim=2)
         if rotary is not None:

@@ -99,14 +99,9 @@ class StickBreaking(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        current: bool = True,
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, current: bool = True,
         tiles: Tiles | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         batch, time, heads, dim = query.shape
         for x in (query, key, value):
             assert x.stride()[2:] == (dim, 1)

@@ -270,15 +270,9 @@ class Merge(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        stream: Tensor,
-        inside: Tensor,
-        output: Tensor,
-        delta: Tensor | None,
-        delta_bias: Tensor | None,
-        scores: Tensor,
-        config: MergeConfig,
-    ) -> Tensor:
+        ctx: Any, stream: Tensor, inside: Tensor, output: Tensor, delta: Tensor | None, delta_bias: Tensor | None,
+        scores: Tensor, config: MergeConfig,
+    ) -> Tensor:  # fmt: skip
         (tokens, width), tile, dropout = stream.shape, row_tile(stream.shape[1]), config.dropout
         merged = torch.empty_like(stream)
         finished = output if delta is None else torch.empty_like(output)

@@ -113,17 +113,9 @@ class Predict(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        stream: Tensor,
-        scales: Tensor,
-        inner_weight: Tensor,
-        cast: Tensor,
-        inner_bias: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        places: Tensor,
-        slot: GradientSlot | None,
-    ) -> tuple[Tensor, ...]:
+        ctx: Any, stream: Tensor, scales: Tensor, inner_weight: Tensor, cast: Tensor, inner_bias: Tensor,
+        weight: Tensor, bias: Tensor, places: Tensor, slot: GradientSlot | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         assert slot is None or slot.input.data_ptr() == stream.data_ptr()
         tokens, hidden, side = len(stream), len(inner_weight), current_side_stream()
         with on_side(side, stream, scales, cast, places):

@@ -143,16 +143,9 @@ class Activation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        inner: Tensor,
-        bias: Tensor | None,
-        kind: str,
-        gated: bool,
-        sums: ColumnSums,
-        inner_slot: GradientSlot | None,
-        outer_slot: GradientSlot | None,
-        dropout: DropoutUse = NO_DROPOUT,
-    ) -> Tensor:
+        ctx: Any, inner: Tensor, bias: Tensor | None, kind: str, gated: bool, sums: ColumnSums,
+        inner_slot: GradientSlot | None, outer_slot: GradientSlot | None, dropout: DropoutUse = NO_DROPOUT,
+    ) -> Tensor:  # fmt: skip
         rows, width = inner.shape[0], inner.shape[1] // (2 if gated else 1)
         outer = inner.new_empty(rows, width) if outer_slot is None else outer_slot.input
         grid = (triton.cdiv(width, COLUMNS), triton.cdiv(rows, ROWS))

@@ -51,13 +51,9 @@ class Embed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        ids: Tensor,
-        tokens: Tensor,
-        positions: Tensor | None,
-        dtype: torch.dtype,
+        ctx: Any, ids: Tensor, tokens: Tensor, positions: Tensor | None, dtype: torch.dtype,
         tied: DeferredGradient | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         width, time = tokens.shape[1], ids.shape[1]
         stream = torch.empty(ids.numel(), width, dtype=dtype, device=tokens.device)
         tile = row_tile(width)
@@ -217,15 +213,9 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        cast: Tensor | None,
-        labels: Tensor,
-        count: Tensor,
-        ignored: int,
+        ctx: Any, hidden: Tensor, weight: Tensor, cast: Tensor | None, labels: Tensor, count: Tensor, ignored: int,
         tied: DeferredGradient | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         ctx.weight_dtype, ctx.side, ctx.tied = weight.dtype, current_side_stream(), tied
         cast = weight.to(hidden.dtype) if cast is None else cast
         logits = tuned_product(hidden, cast, transposed=True)

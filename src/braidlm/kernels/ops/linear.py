@@ -43,14 +43,9 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        cast: Tensor,
-        bias: Tensor | None,
-        slot: GradientSlot | None,
+        ctx: Any, rows: Tensor, weight: Tensor, cast: Tensor, bias: Tensor | None, slot: GradientSlot | None,
         wide: bool = False,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         assert slot is None or slot.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, cast)
         ctx.side, ctx.slot, ctx.weight_dtype, ctx.wide = current_side_stream(), slot, weight.dtype, wide

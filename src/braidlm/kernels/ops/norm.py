@@ -215,14 +215,9 @@ class AddNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        stream: Tensor,
-        delta: Tensor | None,
-        delta_bias: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        config: NormConfig,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, stream: Tensor, delta: Tensor | None, delta_bias: Tensor | None, weight: Tensor | None,
+        bias: Tensor | None, config: NormConfig,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         (rows, width), dropout = stream.shape, config.dropout
         outputs, tile = AddNorm.outputs(ctx, stream, delta, delta_bias, weight, bias, config), row_tile(width)
         _norm_forward[(triton.cdiv(rows, tile["ROWS"]),)](
@@ -307,13 +302,9 @@ class AddDelta(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        stream: Tensor,
-        delta: Tensor,
-        bias: Tensor | None,
-        dropout: DropoutUse = NO_DROPOUT,
+        ctx: Any, stream: Tensor, delta: Tensor, bias: Tensor | None, dropout: DropoutUse = NO_DROPOUT,
         slot: GradientSlot | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         ctx.side, ctx.dropout, ctx.slot = current_side_stream(), dropout, slot
         summed = torch.empty_like(stream)
         grid = (triton.cdiv(stream.numel(), ELEMENTS),)

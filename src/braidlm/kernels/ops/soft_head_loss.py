@@ -197,16 +197,9 @@ class SoftHeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        cast: Tensor | None,
-        labels: Tensor,
-        count: Tensor,
-        ignored: int,
-        tied: DeferredGradient | None,
-        soft: SoftTargets,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, hidden: Tensor, weight: Tensor, cast: Tensor | None, labels: Tensor, count: Tensor, ignored: int,
+        tied: DeferredGradient | None, soft: SoftTargets,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         ctx.weight_dtype, ctx.side, ctx.tied = weight.dtype, current_side_stream(), tied
         ctx.set_materialize_grads(False)
         cast = weight.to(hidden.dtype) if cast is None else cast

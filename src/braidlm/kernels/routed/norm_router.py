@@ -167,17 +167,10 @@ class AddNormRoute(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        stream: Tensor,
-        delta: Tensor | None,
-        delta_bias: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        router: Tensor,
-        router_bias: Tensor | None,
-        balance: Tensor | None,
+        ctx: Any, stream: Tensor, delta: Tensor | None, delta_bias: Tensor | None, weight: Tensor | None,
+        bias: Tensor | None, router: Tensor, router_bias: Tensor | None, balance: Tensor | None,
         config: NormRouteConfig,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         ctx.adds, ctx.delta_biased, ctx.router_biased = (
             delta is not None,
             delta_bias is not None,
@@ -212,14 +205,9 @@ class AddNormRoute(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any,
-        summed_gradient: Tensor | None,
-        normed_gradient: Tensor,
-        scores: Tensor | None,
-        probabilities: Tensor | None,
-        _: None,
-        weights: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
+        ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor, scores: Tensor | None,
+        probabilities: Tensor | None, _: None, weights: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
         summed, weight, bias, means, rstds, router, saved_probabilities, chosen, *combined = ctx.saved_tensors
         (rows, width), choices, config = summed.shape, len(router), ctx.config
         if config.deferred is not None:

@@ -157,18 +157,10 @@ class Route(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        stream: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        balance: Tensor | None,
-        top_k: int,
-        renormalise: bool,
-        sums: ColumnSums,
-        slot: GradientSlot | None = None,
-        deferred: DeferredDispatch | None = None,
+        ctx: Any, stream: Tensor, weight: Tensor, bias: Tensor | None, balance: Tensor | None, top_k: int,
+        renormalise: bool, sums: ColumnSums, slot: GradientSlot | None = None, deferred: DeferredDispatch | None = None,
         scores_slot: GradientSlot | None = None,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         assert scores_slot is None or scores_slot.input.data_ptr() == stream.data_ptr()
         (rows, width), choices = stream.shape, len(weight)
         scores = torch.empty(rows, choices, dtype=torch.float32, device=stream.device)
@@ -190,13 +182,9 @@ class Route(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any,
-        stream_gradient: Tensor | None,
-        scores: Tensor | None,
-        probabilities: Tensor | None,
-        _: None,
+        ctx: Any, stream_gradient: Tensor | None, scores: Tensor | None, probabilities: Tensor | None, _: None,
         weights: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
         stream, weight, saved_probabilities, chosen = ctx.saved_tensors
         gradient = torch.empty_like(stream) if ctx.slot is None else ctx.slot.gradient
         rows_gradient = row_of_choice = None

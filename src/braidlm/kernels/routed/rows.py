@@ -170,15 +170,9 @@ class ProjectAddNormRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        cast: Tensor,
-        bias: Tensor | None,
-        stream: Tensor,
-        permutation: Permutation,
-        norm: NormConfig,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, rows: Tensor, weight: Tensor, cast: Tensor, bias: Tensor | None, stream: Tensor,
+        permutation: Permutation, norm: NormConfig,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         check_slot(norm.delta_slot, rows)
         experts, inputs, width = weight.shape
         assert experts == permutation.experts

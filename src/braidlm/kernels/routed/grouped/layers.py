@@ -37,15 +37,9 @@ class GroupedLinear(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        cast: Tensor,
-        bias: Tensor | None,
-        permutation: Permutation,
-        gather: bool,
-        slot: GradientSlot | None = None,
-    ) -> Tensor:
+        ctx: Any, rows: Tensor, weight: Tensor, cast: Tensor, bias: Tensor | None, permutation: Permutation,
+        gather: bool, slot: GradientSlot | None = None,
+    ) -> Tensor:  # fmt: skip
         check_slot(slot, rows)
         ctx.save_for_backward(rows, cast)
         ctx.permutation, ctx.gather, ctx.side, ctx.slot = permutation, gather, current_side_stream(), slot
@@ -96,17 +90,9 @@ class GroupedFeed(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: Tensor,
-        up_weight: Tensor,
-        up_cast: Tensor,
-        up_bias: Tensor | None,
-        out_weight: Tensor,
-        out_cast: Tensor,
-        out_bias: Tensor | None,
-        base: Tensor | None,
-        config: FeedConfig,
-    ) -> Tensor:
+        ctx: Any, rows: Tensor, up_weight: Tensor, up_cast: Tensor, up_bias: Tensor | None, out_weight: Tensor,
+        out_cast: Tensor, out_bias: Tensor | None, base: Tensor | None, config: FeedConfig,
+    ) -> Tensor:  # fmt: skip
         target = None if config.out_slot is None else config.out_slot.input
         value, inner = _activated(ctx, rows, up_cast, up_bias, config, target)
         ctx.save_for_backward(rows, inner, value, up_cast, out_cast)
@@ -150,18 +136,9 @@ class CombinedFeed(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        tokens: Tensor,
-        up_weight: Tensor,
-        up_cast: Tensor,
-        up_bias: Tensor | None,
-        out_weight: Tensor,
-        out_cast: Tensor,
-        out_bias: Tensor | None,
-        weights: Tensor,
-        base: Tensor | None,
-        config: FeedConfig,
-    ) -> Tensor:
+        ctx: Any, tokens: Tensor, up_weight: Tensor, up_cast: Tensor, up_bias: Tensor | None, out_weight: Tensor,
+        out_cast: Tensor, out_bias: Tensor | None, weights: Tensor, base: Tensor | None, config: FeedConfig,
+    ) -> Tensor:  # fmt: skip
         permutation = config.permutation
         value, inner = _activated(ctx, tokens, up_cast, up_bias, config)
         rows, _ = grouped_forward(value, out_cast, permutation, out_bias)
