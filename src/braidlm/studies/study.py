@@ -12,17 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from braidlm.core.errors import BraidError, check_folder_name, did_you_mean
 from braidlm.core.models.presets import RecipeModel
-from braidlm.data.loading.chunking import chunkings
-from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
-from braidlm.data.loading.order import orders
+from braidlm.data.loading.config import DataConfig, DataSetConfig, SharedData
 from braidlm.edits.composing.path_models import MODULES
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.task_data import VARIABLE, find_data
 from braidlm.evals.tasks import TASKS
 from braidlm.evals.tasks.task import expand
-from braidlm.model.config.ranges import Length, Positive, Range, Seed
-from braidlm.model.config.registry import Choice, inherit
-from braidlm.model.config.strict import PartOf
+from braidlm.model.config.ranges import Positive, Range, Seed
+from braidlm.model.config.registry import inherit
 from braidlm.studies.steps import (
     TRAINING_KEYS,
     AverageStep,
@@ -40,22 +37,6 @@ from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, T
 Role = Literal["path", "composed", "whole", "variant", "given", "average", "distilled"]
 """What a model is in the tables: a `path` is trained from scratch on text that its owner keeps, a `whole` model on
 text that all may read, a `variant` is made of another model, and a `given` one is a folder that a step names."""
-
-
-@dataclass
-class StudyData:
-    """What all runs of a study share about their data."""
-
-    length: Length = 256
-    """Tokens of a training sequence."""
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """One tokenizer for all domains, so that paths can be composed."""
-    chunking: Annotated[Choice, PartOf(chunkings, "contiguous")] = "contiguous"  # type: ignore[assignment]
-    """How sequences are cut."""
-    order: Annotated[Choice, PartOf(orders, "shuffled")] = "shuffled"  # type: ignore[assignment]
-    """In which order documents are read, in each domain."""
-    cache: str = "data"
-    """The folder for what is prepared on first use."""
 
 
 @dataclass
@@ -119,7 +100,7 @@ class Study:
     """The whole study is run once for each."""
     licence: str | None = None
     """The licence of its models for their cards, as the Hub writes it: apache-2.0, mit, cc-by-4.0."""
-    data: StudyData = field(default_factory=StudyData)
+    data: SharedData = field(default_factory=SharedData)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     tasks: TasksConfig | None = None

@@ -136,28 +136,35 @@ class MixtureConfig:
                 raise BraidError(f"curriculum: the points must rise, but {after.at:g} comes after {before.at:g}")
 
 
-@dataclass
-class DataConfig:
-    """What is trained on."""
+@dataclass(kw_only=True)
+class SharedData:
+    """What all data sets of a training share, and all trainings of a study."""
 
-    sets: dict[str, DataSetConfig]
-    """By name; the names are what mixes and reports use."""
     length: Length = 256
     """Tokens of a training sequence."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """One tokenizer for all data sets, so that models of each can be composed."""
     chunking: Annotated[Choice, PartOf(chunkings, "contiguous")] = "contiguous"  # type: ignore[assignment]
     """How sequences are cut."""
     order: Annotated[Choice, PartOf(orders, "shuffled")] = "shuffled"  # type: ignore[assignment]
     """In which order documents are read, in each data set."""
+    cache: str = "data"
+    """The folder for what is prepared on first use, and for shards of data sets at addresses."""
+
+
+@dataclass
+class DataConfig(SharedData):
+    """What is trained on."""
+
+    sets: dict[str, DataSetConfig]
+    """By name; the names are what mixes and reports use."""
     mix: MixtureConfig = field(default_factory=MixtureConfig)
     """How data sets share the rows of a batch."""
     pauses: Rate = 0.0
     """The share of a sequence that is pause tokens: they stand at random places in the text, give the model time before
     the token after them, and are never predicted. The tokenizer needs the special token `<pause>`."""
-    cache: str = "data"
-    """The folder for what is prepared on first use, and for shards of data sets at addresses."""
     cache_gb: Positive = DEFAULT_CACHE_GB
-    """How much disk these shards may take; those that were used last stay."""
+    """How much disk shards of data sets at addresses may take in the cache; those that were used last stay."""
 
     def __post_init__(self) -> None:
         if not self.sets:
