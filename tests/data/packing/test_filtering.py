@@ -122,7 +122,7 @@ def test_rules_leave_out_and_count(tmp_path: Path) -> None:
 
 def test_a_killed_look_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [*STORIES, *STORIES]
-    monkeypatch.setattr("braidlm.data.packing.prepare.assemble", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr("braidlm.data.packing.shards.PackedText.assemble", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pack(tmp_path / "a", texts, duplicates="exact")
     looks = list((tmp_path / "a/packed.part/filter").glob("*.look"))

@@ -129,7 +129,7 @@ def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr("braidlm.data.packing.prepare.assemble", stop)
+        patch.setattr("braidlm.data.packing.shards.PackedText.assemble", stop)
         with pytest.raises(RuntimeError):
             again(tmp_path / "out")
     return tmp_path / "out.part"
@@ -172,7 +172,7 @@ def test_a_damaged_tokenizer_of_unfinished_work_says_what_to_do(unfinished: Path
 
 
 def test_another_tokenizer_in_unfinished_work_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("braidlm.data.packing.prepare.assemble", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr("braidlm.data.packing.shards.PackedText.assemble", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare("stories", tmp_path / "out", documents=5, tokenizer="bytes", workers=1)
     other = tmp_path / "out.part/tokenizer/tokenizer.json"

@@ -261,7 +261,7 @@ def test_work_with_other_shard_boundaries_is_not_continued(
     def crash(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("power cut")
 
-    monkeypatch.setattr("braidlm.data.packing.prepare.assemble", crash)
+    monkeypatch.setattr("braidlm.data.packing.shards.PackedText.assemble", crash)
     with pytest.raises(RuntimeError):
         prepare(text, tmp_path / "out", tokenizer="bytes", workers=1, shard_mb=0.0100)
     shards = tmp_path / "out.part/shards"

@@ -25,7 +25,7 @@ from braidlm.data.packing.filtering import check_rules, choose
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed
 from braidlm.data.packing.publishing import publish, publish_tokenizer, shared_tokenizer
 from braidlm.data.packing.sharded import open_packed
-from braidlm.data.packing.shards import Limit, ShardCounts, assemble
+from braidlm.data.packing.shards import Limit, PackedText, ShardCounts
 from braidlm.data.packing.tokenizer_choice import MEGABYTE, choose_tokenizer, make_tokenizer
 from braidlm.data.packing.workers import Job, pack_all, work_folder
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_utf8, no_documents, plan_shards
@@ -111,10 +111,11 @@ def prepare(
         _report(packed, used, source_list)
         origin = {"sources": [str(source) for source in source_list], "reading": options.facts(), "key": key}
         origin |= {"left_out": left_out} if left_out else {}
+        whole = PackedText(name, used, packed, origin, job.has_prompts)
         if address is not None:
-            publish(address, name, used, packed, origin, job.has_prompts)
+            publish(whole, address)
         else:
-            assemble(folder, out, name, used, packed, limit, origin, job.has_prompts)
+            whole.assemble(folder, out, limit)
     return open_packed(place)
 
 

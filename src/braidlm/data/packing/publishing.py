@@ -6,18 +6,15 @@ tokenizer and `key`, which says that it is there.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from braidlm.core.addresses import exists, files_at, read_json_at, remove_at, upload, write_at
-from braidlm.data.packing.packed_data import MANIFEST, ShardFacts, TargetCounts
+from braidlm.data.packing.packed_data import MANIFEST, ShardFacts
 from braidlm.data.packing.sharded import fetch_folder, shard_sha256
-from braidlm.data.packing.shards import Limit, ShardCounts, join, manifest_of
-from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.data.packing.shards import Limit, PackedText, ShardCounts, join
 from braidlm.model.config.strict import decode
 
 SHARD, KEY = "shard.json", "key.json"
@@ -72,23 +69,14 @@ def published_shards(address: str, key: str, count: int) -> dict[int, ShardCount
     return known
 
 
-def publish(
-    address: str,
-    name: str,
-    tokenizer: BraidTokenizer,
-    shards: Sequence[ShardCounts],
-    source: dict[str, Any],
-    has_prompts: bool,
-) -> None:
+def publish(text: PackedText, address: str) -> None:
     """Write the index of the shards that are at the address."""
     totals, facts = ShardCounts(), []
-    for index, shard in enumerate(shards):
+    for index, shard in enumerate(text.shards):
         for field in ("tokens", "documents", "words", "bytes", "targets", "target_bytes"):
             setattr(totals, field, getattr(totals, field) + getattr(shard, field))
-        targets = TargetCounts(shard.targets, shard.target_bytes) if has_prompts else None
         if shard.documents:
             counts = (shard.tokens, shard.documents, shard.words, shard.bytes)
-            facts.append(ShardFacts(shard_name(index), *counts, shard.sha256, targets))
-    manifest = manifest_of(name, tokenizer, totals, shards, source, has_prompts)
-    manifest.shards = facts
+            facts.append(ShardFacts(shard_name(index), *counts, shard.sha256, text.targets(shard)))
+    manifest = replace(text.manifest(totals), shards=facts)
     write_at(f"{address}/{MANIFEST}", json.dumps(asdict(manifest), indent=1).encode())

@@ -238,48 +238,47 @@ class Limit:
         return fit
 
 
-def assemble(
-    folder: Path,
-    out: Path,
-    name: str,
-    tokenizer: BraidTokenizer,
-    shards: Sequence[ShardCounts],
-    limit: Limit,
-    source: dict[str, Any],
-    has_prompts: bool,
-) -> None:
-    """Write the packed data set inside the work folder, then rename it to `out`, replacing what was there."""
-    final = folder / "final"
-    totals = join(folder / "shards", final, range(len(shards)), limit, token_dtype(tokenizer.vocab_size), has_prompts)
-    if not totals.documents:
-        raise BraidError("the limit leaves no document", todo="The first document is longer than the limit: raise it.")
-    tokenizer.save(final / "tokenizer")
-    write_json(final / MANIFEST, asdict(manifest_of(name, tokenizer, totals, shards, source, has_prompts)))
-    if out.exists():
-        os.rename(out, folder / "replaced")
-    os.rename(final, out)
+@dataclass(frozen=True)
+class PackedText:
+    """Text whose shards are packed: what a data set is made of."""
 
+    name: str
+    tokenizer: BraidTokenizer
+    shards: Sequence[ShardCounts]
+    source: dict[str, Any]
+    """Where the text came from, as data.json says it."""
+    has_prompts: bool
 
-def manifest_of(
-    name: str,
-    tokenizer: BraidTokenizer,
-    totals: ShardCounts,
-    shards: Sequence[ShardCounts],
-    source: dict[str, Any],
-    has_prompts: bool,
-) -> Manifest:
-    """The manifest of a data set, made of these shards."""
-    counts = {key: getattr(totals, key) for key in ("tokens", "documents", "words", "bytes")}
-    source = source | {"empty_documents": sum(shard.empty for shard in shards), "braidlm": __version__}
-    targets = TargetCounts(totals.targets, totals.target_bytes) if has_prompts else None
-    dtype: Any = token_dtype(tokenizer.vocab_size).name
-    told: dict[str, Any] = {
-        "eos_id": tokenizer.eos_id,
-        "tokenizer": tokenizer.fingerprint,
-        "source": source,
-        "targets": targets,
-    }
-    return Manifest(name, **counts, dtype=dtype, vocab_size=tokenizer.vocab_size, **told)
+    def assemble(self, folder: Path, out: Path, limit: Limit) -> None:
+        """Write the data set inside the work folder, then rename it to `out`, replacing what was there."""
+        final, every = folder / "final", range(len(self.shards))
+        totals = join(folder / "shards", final, every, limit, token_dtype(self.tokenizer.vocab_size), self.has_prompts)
+        if not totals.documents:
+            todo = "The first document is longer than the limit: raise it."
+            raise BraidError("the limit leaves no document", todo=todo)
+        self.tokenizer.save(final / "tokenizer")
+        write_json(final / MANIFEST, asdict(self.manifest(totals)))
+        if out.exists():
+            os.rename(out, folder / "replaced")
+        os.rename(final, out)
+
+    def manifest(self, totals: ShardCounts) -> Manifest:
+        """The manifest of the data set, in which there is so much of the text."""
+        empty, dtype = sum(shard.empty for shard in self.shards), token_dtype(self.tokenizer.vocab_size)
+        return Manifest(
+            self.name,
+            **{key: getattr(totals, key) for key in ("tokens", "documents", "words", "bytes")},
+            dtype=dtype.name,  # type: ignore[arg-type]
+            vocab_size=self.tokenizer.vocab_size,
+            eos_id=self.tokenizer.eos_id,
+            tokenizer=self.tokenizer.fingerprint,
+            source=self.source | {"empty_documents": empty, "braidlm": __version__},
+            targets=self.targets(totals),
+        )
+
+    def targets(self, counts: ShardCounts) -> TargetCounts | None:
+        """How much is to be predicted; None where all is."""
+        return TargetCounts(counts.targets, counts.target_bytes) if self.has_prompts else None
 
 
 def join(
