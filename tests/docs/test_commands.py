@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ def _little_text(monkeypatch: pytest.MonkeyPatch) -> None:
         recipe.validation.tokens = min(recipe.validation.tokens or 500, 500)
         if recipe.samples.prompts:
             recipe.samples.tokens = 4
-        for one in recipe.data.sets.values():
-            one.documents = one.documents and min(one.documents, 300)
+        for name, one in recipe.data.sets.items():
+            recipe.data.sets[name] = replace(one, documents=min(one.documents, 300))
         return train(loaded, *others)
 
     monkeypatch.setattr(training, "_train", train_on_little)
