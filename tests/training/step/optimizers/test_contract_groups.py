@@ -76,7 +76,7 @@ def test_a_run_with_groups_goes_on_as_if_it_had_not_been_stopped(
     kind: str, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def recipe(out: str) -> dict[str, Any]:
-        training = {"optimizer": {"kind": kind, "groups": {"*.feed.*": {"lr": 0.5, "weight_decay": 2.0}}}}
+        training = {"optimizer": {"kind": kind, "groups": {"model.stages.0.*feed.*": {"lr": 0.5, "weight_decay": 2.0}}}}
         return tiny_recipe({"stories": stories}, tmp_path / out, training=training)
 
     train(recipe("whole"), device="cpu")

@@ -155,15 +155,16 @@ def make_groups(
 
 def pattern_of(model: nn.Module, config: OptimizerConfig) -> dict[Tensor, str]:
     """The pattern of `config.groups` for each parameter that one fits; a pattern that fits none is an error."""
-    names = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    # What trains holds the model as `model`, beside what extra losses learn.
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     found: dict[Tensor, str] = {}
     for pattern in config.groups:
-        fitting = fnmatch.filter(names, pattern)
+        fitting = [*fnmatch.filter(trained, pattern), *fnmatch.filter(trained, f"model.{pattern}")]
         if not fitting:
-            some = ", ".join(list(names)[-3:])
+            some = ", ".join(name.removeprefix("model.") for name in list(trained)[-3:])
             todo = f"`*` stands for any letters: '*.bank.*'. The last parameters are {some}."
             raise BraidError(f"training.optimizer.groups: '{pattern}' fits no parameter that is trained", todo=todo)
-        found = {**{names[name]: pattern for name in fitting}, **found}
+        found = {**{trained[name]: pattern for name in fitting}, **found}
     return found
 
 
