@@ -143,7 +143,7 @@ class LoweredModel:
     def read(self, hidden: Tensor, ids: Tensor) -> dict[str, Tensor]:
         """What the head reads in the text beside the stream [batch, time, width], by the names of its arguments."""
         reader = self.model.reader
-        return {} if reader is None else reader(hidden, self.body.span(hidden, tokens=ids))
+        return {} if reader is None else reader.read(hidden, self.body.span(hidden, tokens=ids))
 
     def run(self, ids: Tensor) -> TextPass:
         """One pass over token ids [batch, time] up to the head, as the plain model's `run`."""

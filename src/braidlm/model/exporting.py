@@ -3,6 +3,7 @@
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 Output = TypeVar("Output")
 
@@ -10,6 +11,11 @@ Output = TypeVar("Output")
 def is_exporting() -> bool:
     """Whether torch.export (or an ONNX export, which calls it) records the pass."""
     return getattr(torch.compiler, "is_exporting", bool)()  # torch before 2.7 does not say
+
+
+def is_recorded(values: Tensor) -> bool:
+    """Whether an export, torch's compiler or a CUDA graph records the pass: parts then ask for no value."""
+    return torch.compiler.is_compiling() or (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def exported(kind: type[Output]) -> type[Output]:

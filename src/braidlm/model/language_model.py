@@ -12,6 +12,7 @@ from .errors import BraidError
 from .heads.ends import embeddings, heads
 from .layer_skip import check_exit, set_dropout
 from .norms import norms
+from .paths.average import stay_apart
 from .paths.switches import address_outside_stack, freeze, switch_off_modules, use_paths
 from .stages import stage_kinds
 
@@ -104,6 +105,10 @@ class LanguageModel(nn.Module):
             head.first_slot, body.head_slots = len(body.cache_shapes), len(head.cache_shapes)
             body.cache_shapes = [*body.cache_shapes, *head.cache_shapes]
             body.windows = list(dict.fromkeys([*body.windows, head.window]))
+        if getattr(head, "settling", None) is not None:
+            head.are_apart = stay_apart(body.stages, body.norm, head)
+            for stage in body.stages if head.are_apart else ():
+                stage.settling = head.settling
         use_paths(self, config.paths)
         freeze(self, config.frozen)
         self.tied = shared_names(self) | self._tied_head()

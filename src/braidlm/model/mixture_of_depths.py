@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .attention.attention import ABSENT, AttentionHeads
 from .config.ranges import Layers, Probability
 from .errors import BraidError
+from .exporting import is_recorded
 from .routing.dispatch import compute_dtype
 from .routing.losses import masked_mean, routing_losses
 from .routing.router import RouterConfig, ScoreLinear, TopKRouter
@@ -113,7 +114,7 @@ class MixtureOfDepths(nn.Module):
         return max(1, round(self.capacity * time))
 
     def _run(self, hidden: Tensor, weight_BT: Tensor, entered_BT: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        fixed = torch.compiler.is_compiling() or (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
+        fixed = is_recorded(hidden)
         # A cache has a place for every token, and attention weights are shown for every token.
         if span.cache is not None or span.needs_weights or (fixed and not self.training):
             looks = hidden.is_cpu and not fixed and not span.needs_weights  # on a CPU looking costs nothing

@@ -22,9 +22,9 @@ from .span import (
     KeyValueCache,
     LayerRecord,
     Masks,
-    Reader,
     Span,
     TextPass,
+    TextReader,
     add_cache_layers,
     make_masks,
     mask_if_padded,
@@ -63,7 +63,7 @@ class BraidModel(BraidPreTrainedModel, Body):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        reader: Reader | None = None,
+        reader: TextReader | None = None,
         **kwargs: Any,
     ) -> BraidModelOutput | tuple:
         if use_cache is None:
@@ -89,14 +89,13 @@ class BraidModel(BraidPreTrainedModel, Body):
         return output if return_dict is not False else output.to_tuple()
 
     def run(
-        self, tokens: Tensor | None, embedded: Tensor | None = None, reader: Reader | None = None, **options: Any
+        self, tokens: Tensor | None, embedded: Tensor | None = None, reader: TextReader | None = None, **options: Any
     ) -> TextPass:
         """One pass over tokens [batch, time], or over embedded ones: the one place that puts a forward together.
-        `options` are those of `span`; `reader` is a head's, which reads the text beside the stream."""
+        `options` are those of `span`; `reader` is a head that reads the text beside the stream."""
         embedded = self.embedding(tokens) if embedded is None else embedded
         span = self.span(embedded, tokens=tokens, **options)
-        hidden, routings = self.stream(embedded, span)
-        return TextPass(hidden, routings, {} if reader is None else reader(hidden, span))
+        return TextPass(*self.stream(embedded, span)) if reader is None else reader.run(self.stream, embedded, span)
 
     def stream(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         """The normalised stream of embedded tokens, and what routers chose."""
@@ -229,9 +228,9 @@ class BraidForCausalLM(BraidPreTrainedModel, LanguageModel, GenerationMixin):
         return output if return_dict is not False else output.to_tuple()
 
     @property
-    def reader(self) -> Reader | None:
-        """What the head reads in the text beside the stream; None for most heads."""
-        return self.head.read if self.model.head_slots else None
+    def reader(self) -> TextReader | None:
+        """The head, if it reads the text beside the stream; most do not."""
+        return self.head if self.model.head_slots else None
 
     def run(self, tokens: Tensor | None, embedded: Tensor | None = None, **options: Any) -> TextPass:
         """One pass over tokens [batch, time] up to the head; `options` are those of `BraidModel.span`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -83,6 +83,8 @@ class Span:
     record: LayerRecord | None = None  # what the caller asked to see of each layer
     tokens: Tensor | None = None
     """[batch, time]: the tokens themselves, for a head that reads them; None where only embeddings are known."""
+    paths: frozenset[str] | None = None
+    """The paths that the pass is asked for, where paths stay apart and no other is read; None for all."""
 
     @property
     def time(self) -> int:
@@ -94,14 +96,17 @@ class Span:
         shared = all(mask is None or len(mask) == 1 for mask in (*self.masks.values(), self.positions))
         return shared and self.cache is None and not self.two_way and not self.needs_weights
 
+    def beginning(self, time: int) -> "Span":
+        """The pass over the first tokens of each text alone, where the texts have nothing of their own."""
+        masks = {window: None if mask is None else mask[..., :time, :time] for window, mask in self.masks.items()}
+        rotations = {size: None if one is None else one.beginning(time) for size, one in self.rotations.items()}
+        tokens = None if self.tokens is None else self.tokens[:, :time]
+        return replace(self, positions=self.positions[:, :time], masks=masks, rotations=rotations, tokens=tokens)
+
     @property
     def needs_weights(self) -> bool:
         """Whether attention weights are recorded: every attention then runs for every token."""
         return self.record is not None and self.record.attentions is not None
-
-
-Reader = Callable[[Tensor, Span], dict[str, Tensor]]
-"""A function that reads, from the normalised stream and the span of a pass, what a head needs beside the stream."""
 
 
 class TextPass(NamedTuple):
@@ -116,6 +121,18 @@ class TextPass(NamedTuple):
         """The pass at some positions; the routings stay those of all."""
         read = {name: values[index] for name, values in self.read.items()}
         return TextPass(self.hidden[index], self.routings, read)
+
+
+Stream = Callable[[Tensor, Span], tuple[Tensor, Routings]]
+"""From embedded tokens to the normalised stream, and what routers chose."""
+
+
+class TextReader(Protocol):
+    """A head that reads the text beside the stream."""
+
+    def read(self, hidden: Tensor, span: Span) -> dict[str, Tensor]: ...
+
+    def run(self, stream: Stream, embedded: Tensor, span: Span) -> TextPass: ...
 
 
 def positions_from_mask(mask: Tensor, time: int) -> Tensor:

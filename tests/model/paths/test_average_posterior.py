@@ -25,18 +25,18 @@ from braidlm.model.paths.switches import use_paths
 from tests.tiny_models import random_ids, tiny_model
 
 PATHS = [{"name": "wide", "width": 16}, {"name": "narrow", "width": 8}, {"name": "third", "width": 8}]
-WINDOWS = pytest.mark.parametrize("window", [None, 3], ids=["whole text", "window"])
+RULES = pytest.mark.parametrize("rule", [{}, {"window": 3}, {"settle": 4}], ids=["whole text", "window", "settle"])
 
 
-def posterior_model(window: int | None = None, **changes: Any) -> BraidForCausalLM:
+def posterior_model(window: int | None = None, settle: int | None = None, **changes: Any) -> BraidForCausalLM:
     """Three paths that stay apart and find the same text differently probable."""
     architecture: dict[str, Any] = {
         "width": 32,
         "stages": [{"parallel": {"layers": 2, "paths": PATHS, "join": "concat"}}],
         "norm": {"kind": "per_path", "paths": PATHS},
-        "head": {"kind": "posterior", "paths": PATHS, "window": window},
+        "head": {"kind": "posterior", "paths": PATHS, "window": window, "settle": settle},
     }
-    return tiny_model(torch.float64, **architecture, **changes).eval()
+    return tiny_model(torch.float64, **(architecture | changes)).eval()
 
 
 unchanged_model = functools.cache(posterior_model)
@@ -45,15 +45,15 @@ unchanged_model = functools.cache(posterior_model)
 def of_each_path(model: BraidForCausalLM, ids: Tensor) -> Tensor:
     """[path, batch, time, vocabulary]: what each path says by itself."""
     alone = []
-    for path in PATHS:
-        use_paths(model, [str(path["name"])])
+    for name in model.head.names:
+        use_paths(model, [name])
         alone.append(model(ids).logits)
     use_paths(model, None)
     return torch.stack(alone)
 
 
-def reference(each: Tensor, ids: Tensor, window: int | None) -> Tensor:
-    return (each + posterior_shares(each, ids, window)[..., None]).logsumexp(0)
+def reference(each: Tensor, ids: Tensor, window: int | None = None, settle: int | None = None) -> Tensor:
+    return (each + posterior_shares(each, ids, window, settle)[..., None]).logsumexp(0)
 
 
 def close(own: Tensor, other: Tensor) -> None:
@@ -68,11 +68,12 @@ def test_shares_follow_the_text(time: int, window: int | None, seed: int) -> Non
         close(model(ids).logits, reference(of_each_path(model, ids), ids, window))
 
 
-def test_gradients_are_those_of_the_reference() -> None:
-    model, ids = posterior_model(), random_ids(2, 7)
+@pytest.mark.parametrize("settle", [None, 3])
+def test_gradients_are_those_of_the_reference(settle: int | None) -> None:
+    model, ids = posterior_model(settle=settle), random_ids(2, 7)
     parameters = [p for p in model.parameters() if p.requires_grad]
     own = torch.autograd.grad(model(ids, labels=ids).loss, parameters)
-    logits = reference(of_each_path(model, ids), ids, None)
+    logits = reference(of_each_path(model, ids), ids, settle=settle)
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     for gradient, wanted in zip(own, torch.autograd.grad(loss, parameters), strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-6)
@@ -89,10 +90,10 @@ def test_a_text_costs_at_most_the_choice_of_a_path_more_than_with_the_best(seed:
     assert costs[-1] <= costs[:-1].min() + math.log(len(PATHS)) + 1e-9
 
 
-@WINDOWS
+@RULES
 @pytest.mark.parametrize("chunks", [[1] * 9, [4, 1, 4], [8, 1]])
-def test_with_a_cache_in_any_chunks(chunks: list[int], window: int | None) -> None:
-    model, ids = posterior_model(window), random_ids(2, 9)
+def test_with_a_cache_in_any_chunks(chunks: list[int], rule: dict[str, Any]) -> None:
+    model, ids = posterior_model(**rule), random_ids(2, 9)
     with torch.no_grad():
         whole, cache, parts = model(ids).logits, None, []
         for chunk in ids.split(chunks, dim=1):
@@ -101,10 +102,10 @@ def test_with_a_cache_in_any_chunks(chunks: list[int], window: int | None) -> No
     close(torch.cat(parts, dim=1), whole)
 
 
-@WINDOWS
+@RULES
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_says_nothing(side: str, window: int | None) -> None:
-    model, ids = posterior_model(window), random_ids(2, 9)
+def test_padding_says_nothing(side: str, rule: dict[str, Any]) -> None:
+    model, ids = posterior_model(**rule), random_ids(2, 9)
     real = torch.ones_like(ids)
     real[0, :4] = 0
     if side == "right":
@@ -116,10 +117,10 @@ def test_padding_says_nothing(side: str, window: int | None) -> None:
         close(padded[1], model(ids[1:]).logits[0])
 
 
-@WINDOWS
-def test_texts_that_share_a_beginning(window: int | None) -> None:
+@RULES
+def test_texts_that_share_a_beginning(rule: dict[str, Any]) -> None:
     """In a tree of texts every token is judged by its own ancestors."""
-    model = posterior_model(window)
+    model = posterior_model(**rule)
     first, second, third = random_ids(3, 5).tolist()
     texts = [[*first, *second], [*first, *third], [*first[:2], *third], second]
     found = Scorer(model, dtype=torch.float64).score([Request(tuple(text), 1) for text in texts]).tokens
@@ -131,11 +132,11 @@ def test_texts_that_share_a_beginning(window: int | None) -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)
 
 
-@WINDOWS
+@RULES
 @torch.inference_mode()
-def test_a_step_of_fixed_shapes(window: int | None) -> None:
+def test_a_step_of_fixed_shapes(rule: dict[str, Any]) -> None:
     """What a GPU replays: the whole storage is read, and the mask hides what is not written yet."""
-    model, ids = posterior_model(window), random_ids(2, 9)
+    model, ids = posterior_model(**rule), random_ids(2, 9)
     decoder = Decoder(model, batch=2, length=12, graph=False)
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
@@ -160,7 +161,104 @@ def test_an_inactive_path_has_no_share() -> None:
     with torch.no_grad():
         each = of_each_path(model, ids)
         use_paths(model, ["wide", "third"])
-        close(model(ids).logits, reference(each[[0, 2]], ids, None))
+        close(model(ids).logits, reference(each[[0, 2]], ids))
+
+
+EQUAL = [{"name": "first", "width": 16}, {"name": "second", "width": 16}]
+SETTLED: dict[str, dict[str, Any]] = {
+    "apart": {},
+    "stacked": {"paths": EQUAL},
+    "no stack": {"paths": EQUAL, "stacked": False},
+    "layers that differ": {"paths": EQUAL, "second": {"feed": "geglu"}},
+    "experts in a stack": {"paths": EQUAL, "feed": {"experts": 2}, "stacked": "with_experts"},
+    "a window of attention": {"paths": EQUAL, "attention": {"heads": 4, "window": 3}},
+}
+
+
+def settled_model(settle: int = 4, second: dict[str, Any] | None = None, **stage: Any) -> BraidForCausalLM:
+    """Two stages of paths that stay apart."""
+    paths = stage.setdefault("paths", PATHS)
+    parallel = {"layers": 2, "join": "concat", **stage}
+    stages = [{"parallel": parallel}, {"parallel": parallel | (second or {})}]
+    ends = {"norm": {"kind": "per_path", "paths": paths}}
+    return posterior_model(stages=stages, head={"kind": "posterior", "paths": paths, "settle": settle}, **ends)
+
+
+def passes(model: BraidForCausalLM) -> list[tuple[int, int, frozenset[str] | None]]:
+    """Filled with the texts, the length and the paths of every pass of a model through its first stage."""
+    seen: list[tuple[int, int, frozenset[str] | None]] = []
+    stage = model.model.stages[0]
+    plain = stage.forward
+
+    def noted(hidden: Tensor, span: Any) -> Any:
+        seen.append((*hidden.shape[:2], span.paths))
+        return plain(hidden, span)
+
+    stage.forward = noted
+    return seen
+
+
+@pytest.mark.parametrize("options", SETTLED.values(), ids=SETTLED)
+@torch.no_grad()
+def test_a_text_goes_on_with_one_path_alone(options: dict[str, Any]) -> None:
+    model, ids = settled_model(**options), random_ids(6, 20)
+    wanted = reference(of_each_path(model, ids), ids, settle=4)
+    seen = passes(model)
+    close(model(ids, use_cache=False).logits, wanted)
+    close(model(ids[:1], use_cache=False).logits, wanted[:1])
+    if "feed" in options:  # routings are those of all paths
+        assert seen == [(6, 20, None), (1, 20, None)]
+    else:
+        first, *alone = seen[:-2]
+        assert first == (6, 3, None)
+        assert sum(rows for rows, *_ in alone) == 6
+        assert {time for _, time, _ in alone} == {20}
+        assert all(len(paths or ()) == 1 for *_, paths in alone)
+    for other in ({"use_cache": True}, {"attention_mask": torch.ones(6, 20), "output_hidden_states": True}):
+        close(model(ids, **other).logits, wanted)
+
+
+@torch.no_grad()
+def test_a_short_text_is_read_whole_by_all() -> None:
+    """Of two paths, up to twice its beginning."""
+    model = settled_model(paths=EQUAL)
+    for time in range(1, 9):
+        ids, seen = random_ids(3, time), passes(model)
+        close(model(ids, use_cache=False).logits, reference(of_each_path(model, ids), ids, settle=4))
+        assert (seen[0][1] == time) == (time <= 6)
+
+
+@torch.no_grad()
+def test_paths_that_meet_before_the_head_are_all_computed() -> None:
+    shared = {"stages": [{"parallel": {"layers": 1, "paths": EQUAL}}, {"parallel": {"paths": EQUAL, "join": "concat"}}]}
+    ends = {"norm": {"kind": "per_path", "paths": EQUAL}, "head": {"kind": "posterior", "paths": EQUAL, "settle": 4}}
+    model, ids = posterior_model(**shared, **ends), random_ids(3, 20)
+    seen = passes(model)
+    with_cache = model(ids, use_cache=True).logits
+    close(model(ids, use_cache=False).logits, with_cache)
+    assert seen == [(3, 20, None)] * 2
+    assert cost_of(model.model, 20).flops_per_token == cost_of(posterior_model(**shared).model, 20).flops_per_token
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stacked", [True, False])
+def test_what_settles_costs_what_is_counted(stacked: bool) -> None:
+    """Products of matrices; torch counts other FLOPs of attention."""
+    model, ids = settled_model(paths=EQUAL, stacked=stacked), random_ids(4, 24)
+    with FlopCounterMode(display=False) as counter:
+        model(ids, use_cache=False)
+    counts = counter.get_flop_counts()["Global"]
+    found = sum(count for kind, count in counts.items() if "attention" not in str(kind)) / ids.numel()
+    scores = sum(part.score_flops(24) for part in model.modules() if hasattr(part, "score_flops")) / 2
+    scores += sum(part.score_flops(3) for part in model.modules() if hasattr(part, "score_flops")) * 3 / 24
+    # The first token is judged too, though by nothing.
+    assert found == pytest.approx(cost_of(model, 24).flops_per_token - scores + 2 * model.head.weight.numel() / 24)
+
+
+def test_what_follows_is_judged_once() -> None:
+    what = "nothing is judged after the first tokens of a text, where one path goes on alone"
+    with pytest.raises(BraidError, match=what):
+        posterior_model(window=3, settle=4)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # where the CPU has no bfloat16
@@ -178,10 +276,10 @@ def test_half_precision_keeps_the_differences_of_long_texts(autocast: bool, padd
 
 
 @pytest.mark.gpu
-@WINDOWS
+@RULES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
-def test_a_replayed_graph_gives_what_plain_steps_do(window: int | None, dtype: torch.dtype) -> None:
-    model = posterior_model(window).to(dtype).cuda()
+def test_a_replayed_graph_gives_what_plain_steps_do(rule: dict[str, Any], dtype: torch.dtype) -> None:
+    model = posterior_model(**rule).to(dtype).cuda()
     ids, mask = random_ids(3, 6).cuda(), torch.ones(3, 6).cuda()
     mask[1, :4] = 0
     plain, replayed = Decoder(model, 3, 20, graph=False), Decoder(model, 3, 20, graph=True)
@@ -195,10 +293,10 @@ def test_a_replayed_graph_gives_what_plain_steps_do(window: int | None, dtype: t
 
 
 @pytest.mark.gpu
-@WINDOWS
-def test_scores_on_a_gpu(window: int | None) -> None:
+@RULES
+def test_scores_on_a_gpu(rule: dict[str, Any]) -> None:
     """Of texts with shared beginnings and of whole rows, which kernels may compute."""
-    model = posterior_model(window)
+    model = posterior_model(**rule)
     first, second = random_ids(2, 40).tolist()
     requests = [Request(tuple(text), 1) for text in ([*first, *second], first[:20] + second, second)]
     exact = Scorer(model, dtype=torch.float64).score(requests).tokens
@@ -215,10 +313,10 @@ def test_no_token_ends_early(options: dict[str, Any]) -> None:
         EarlyExit(**options).check(posterior_model())
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_drafts_of_transformers_change_no_token(window: int | None) -> None:
+@RULES
+def test_drafts_of_transformers_change_no_token(rule: dict[str, Any]) -> None:
     """A draft is judged by the whole model, and its passes have a cache of their own."""
-    model, ids = posterior_model(window=window), random_ids(1, 5)
+    model, ids = posterior_model(**rule), random_ids(1, 5)
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     plain = model.generate(ids, **options)
     assert torch.equal(model.generate(ids, assistant_early_exit=1, **options), plain)

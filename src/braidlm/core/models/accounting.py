@@ -1,6 +1,6 @@
 """What a model costs: parameters, active parameters, FLOPs, memory; counted from the modules themselves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,6 +80,17 @@ def cost_of(module: nn.Module, length: int, counted: dict[nn.Parameter, float] |
     for every use. `counted` has those that are counted already, each with its active share; others are added to it.
     """
     counted = {} if counted is None else counted
+    settling = getattr(module, "settling", None) if isinstance(module, ParallelStage) else None
+    if settling is None or not settling.saves(length):
+        return _cost_of_all(module, length, counted)
+    start = settling.after - 1  # a text's beginning, read by all paths
+    beginning = _cost_of_all(module, start, dict(counted)).flops_per_token * start / length
+    whole = _cost_of_all(module, length, counted)
+    return replace(whole, flops_per_token=round(beginning + whole.flops_per_token / settling.paths))
+
+
+def _cost_of_all(module: nn.Module, length: int, counted: dict[nn.Parameter, float]) -> Cost:
+    """The cost of a module that is computed for every token."""
     if (own_cost := getattr(module, "cost", None)) is not None:
         return own_cost(length)
     if isinstance(adapted := getattr(module, "base_layer", None), nn.Module):
@@ -95,7 +106,9 @@ def cost_of(module: nn.Module, length: int, counted: dict[nn.Parameter, float] |
     products = weights_in(module, "weight", module.weight) if multiplies and not looked_up else 0
     if isinstance(module, Gate):  # each of its factors, of which a low-rank gate has two matrices
         products = sum(parameter.numel() for name, parameter in module.named_parameters() if name != "bias")
-    total = Cost(own, round(active), round(2 * products * getattr(module, "product_share", 1.0)))
+    by_length = getattr(module, "product_share_at", None)
+    product_share = getattr(module, "product_share", 1.0) if by_length is None else by_length(length)
+    total = Cost(own, round(active), round(2 * products * product_share))
     if (score_flops := getattr(module, "score_flops", None)) is not None:
         total.flops_per_token += score_flops(length)
     for child in module.children():
@@ -131,6 +144,8 @@ def stage_table(model: LanguageModel, length: int | None = None) -> list[dict[st
         row: dict[str, Any] = {"name": name, "layers": len(getattr(module, "layers", [])) or None}
         if isinstance(module, ParallelStage):
             row |= {"paths": list(module.names), "join": module.join_kind}
+        if (settle := getattr(module, "settle", None)) is not None:
+            row["settles"] = settle
         if (share := getattr(getattr(module, "config", None), "share", None)) is not None:
             lora = share.options.lora
             each = "" if lora is None else f" (LoRA of rank {lora} in each layer)"

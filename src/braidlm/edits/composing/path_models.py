@@ -218,6 +218,9 @@ class Posterior:
     class Config:
         window: Annotated[int, Range(at_least=2)] | None = None
         """How many tokens back the models are judged by; by default the whole text."""
+        settle: Annotated[int, Range(at_least=2)] | None = None
+        """After how many tokens of a text the model with the largest share goes on alone, so that long texts cost
+        little more than one model; by default all go on."""
 
 
 MODULES = "modules"
@@ -288,14 +291,15 @@ def check_averaged(paths: Sequence[PathModel], composed: "BraidForCausalLM") -> 
     sources = [path.source for path in paths if path.source is not None]
     each = torch.stack([source.load(dtype=torch.float32)(ids).logits.log_softmax(-1) for source in sources])
     is_judged = isinstance(composed.head, PosteriorHead)
-    shares = posterior_shares(each, ids, composed.head.window) if is_judged else torch.zeros(len(paths), 1, 1)
+    options = (composed.head.window, composed.head.settle) if is_judged else ()
+    shares = posterior_shares(each, ids, *options) if is_judged else torch.zeros(len(paths), 1, 1)
     wanted = (each + shares.log_softmax(0)[..., None]).logsumexp(0)
     what = "average of the models', weighed by the text so far," if is_judged else "average of the models'"
     promise = f"the probabilities should be the {what} to {UNCHANGED:g}, and one differs by"
     check_promise(promise, wanted, composed(ids).logits)
 
 
-def posterior_shares(each: Tensor, ids: Tensor, window: int | None) -> Tensor:
+def posterior_shares(each: Tensor, ids: Tensor, window: int | None = None, settle: int | None = None) -> Tensor:
     """[model, batch, time]: the logarithms of the models' shares after each token, token by token: a reference. `each`
     are the models' log-probabilities [model, batch, time, vocabulary]."""
     models, batch, time, _ = each.shape
@@ -304,4 +308,7 @@ def posterior_shares(each: Tensor, ids: Tensor, window: int | None) -> Tensor:
     for at in range(1, time):  # `said` begins with the second token
         first = 0 if window is None else max(0, at - window)
         shares[:, :, at] = said[:, :, first:at].sum(-1)
+        if settle is not None and at >= settle - 1:
+            best = shares[:, :, settle - 1].argmax(0, keepdim=True)
+            shares[:, :, at] = torch.full_like(shares[:, :, at], -torch.inf).scatter(0, best, 0.0)
     return shares.log_softmax(0)

@@ -134,6 +134,10 @@ class Rotation:
         grouped = heads_BTNH.unflatten(0, (-1, rows))  # the members of a stack are concatenated in the batch
         return torch.addcmul(grouped * self.cos, self.swap(grouped), self.sin).flatten(0, 1)
 
+    def beginning(self, time: int) -> "Rotation":
+        """The rotation of the first tokens."""
+        return Rotation(self.cos[:, :time], self.sin[:, :time], self.swap)
+
     def at(self, index_BK: Tensor) -> "Rotation":
         """The rotation of some tokens of each row."""
         row = torch.arange(len(index_BK), device=index_BK.device)[:, None]

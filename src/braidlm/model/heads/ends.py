@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ..config.registry import NoOptions, Registry
-from ..span import Span
+from ..span import Span, Stream, TextPass
 from .losses import log_probabilities_of, next_token_loss
 
 
@@ -68,6 +68,11 @@ class Head(ModelEnd):
     def read(self, hidden: Tensor, span: Span) -> dict[str, Tensor]:
         """What the head reads in the text, [batch, time, ...], beside the stream [batch, time, width]."""
         raise NotImplementedError("only a head with cache_shapes reads the text")
+
+    def run(self, stream: Stream, embedded: Tensor, span: Span) -> TextPass:
+        """A pass over embedded tokens, of a head that reads the text: it may leave out what it will not read."""
+        hidden, routings = stream(embedded, span)
+        return TextPass(hidden, routings, self.read(hidden, span))
 
     def loss(
         self, hidden: Tensor, targets: Tensor, count: Tensor | float | None = None, logits: Tensor | None = None

@@ -4,8 +4,8 @@ The logits that these heads return are the logarithms of the averaged probabilit
 average itself, and whoever samples, scores or distils needs to know nothing of it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Annotated, Any
 
@@ -17,13 +17,14 @@ from ..config.ranges import Range, Size
 from ..config.registry import Choice
 from ..config.strict import PartOf
 from ..errors import BraidError
-from ..exporting import is_exporting
+from ..exporting import is_exporting, is_recorded
 from ..heads.ends import LinearHead, heads
 from ..heads.losses import IGNORED, next_token_loss
 from ..norms import norms
 from ..routing.stacked import fill_zeros
-from ..span import Span
-from .parallel import PathConfig
+from ..span import Span, Stream, TextPass
+from .joins import Concat
+from .parallel import ParallelLayer, PathConfig, Settling
 
 
 @dataclass
@@ -125,10 +126,14 @@ class AverageHead(LinearHead):
 
     def path_logits(self, hidden: Tensor) -> Iterator[Tensor]:
         """The logits [..., vocabulary] of each active path."""
-        parts, matrices = hidden.split(self.widths, dim=-1), self.weight.split(self.widths, dim=1)
+        parts = hidden.split(self.widths, dim=-1)
         for index in self.active:
-            bias = None if self.bias is None else self.bias[index]
-            yield F.linear(parts[index], matrices[index], bias).to(_wide(hidden))
+            yield self.logits_of(index, parts[index])
+
+    def logits_of(self, index: int, part: Tensor) -> Tensor:
+        """The logits [..., vocabulary] of one path, from its part of the stream."""
+        bias, matrix = None if self.bias is None else self.bias[index], self.weight.split(self.widths, dim=1)[index]
+        return F.linear(part, matrix, bias).to(_wide(part))
 
     def loss(
         self,
@@ -198,6 +203,8 @@ def _wide(hidden: Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
 
 
+NO_SHARE = -1e4
+"""The logarithm of a share that is 0 in every type; infinity would have no gradient."""
 ROWS = 4096  # how many tokens are judged at once, which bounds the memory of their logits
 
 
@@ -214,13 +221,22 @@ class PosteriorHead(AverageHead):
     class Config(AverageHead.Config):
         window: Annotated[int, Range(at_least=2)] | None = None
         """How many tokens back the paths are judged by; by default the whole text."""
+        settle: Annotated[int, Range(at_least=2)] | None = None
+        """After how many tokens of a text the path with the largest share goes on alone; by default none does. Where
+        whole texts are read, without a cache and padding, the others are then computed for the beginning only."""
+
+        def __post_init__(self) -> None:
+            if self.window is not None and self.settle is not None:
+                what = "window: nothing is judged after the first tokens of a text, where one path goes on alone (settle)"
+                raise BraidError(what, todo="Leave out one of them.")
 
     weighs_tokens = True
-    product_share = 2.0  # the matrix is used twice: for what follows a token, and to judge by what did follow
 
     def __init__(self, config: Config, width: int, vocab_size: int):
         super().__init__(config, width, vocab_size)
-        self.window = config.window
+        self.window, self.settle = config.window, config.settle
+        self.settling = None if config.settle is None else Settling(config.settle, len(config.paths))
+        self.are_apart = False  # whether no path reads what another writes; the model says so
         self.cache_shapes = [(1, sum(self.widths)), (1, len(self.names))]
         """A layer for the stream of every token, and one for what the token says of the paths."""
 
@@ -228,17 +244,84 @@ class PosteriorHead(AverageHead):
         """The logarithm of each path's share after each token, [batch, time, path], but for a constant."""
         if span.tokens is None:
             raise BraidError("the head 'posterior' judges its paths by the text, and only embeddings are given")
-        mask = span.masks[self.window]
+        mask, time = span.masks[self.window], hidden.shape[1]
         seen = _cached(hidden, span, self.first_slot)
-        said = self.judge(*_before(hidden, seen, mask), span.tokens)
+        before, is_there = _before(hidden, seen, mask)
+        judged = self._judged(time, seen.shape[1] - time) if mask is None else time
+        said = self.judge(before[:, :judged], is_there[:, :judged], span.tokens[:, :judged])
+        said = said if judged == time else F.pad(said, (0, 0, 0, time - judged))
         all_said = _cached(said, span, self.first_slot + 1)
         if mask is not None:
             with torch.autocast(hidden.device.type, enabled=False):
-                heard = mask[:, 0].to(said.dtype) @ all_said
+                heard = self._first(mask[:, 0]).to(said.dtype) @ all_said
         else:
-            heard = said.cumsum(1) if all_said.shape[1] == said.shape[1] else all_said.sum(1, keepdim=True)
+            whole = all_said.shape[1] == time
+            heard = said.cumsum(1) if whole else all_said[:, : self.settle].sum(1, keepdim=True)
         heard = heard - self.of_active(heard).amax(-1, keepdim=True)
+        if self.settle is not None:
+            keys = torch.arange(seen.shape[1] - time, seen.shape[1], device=hidden.device) + 1
+            keys = keys if mask is None else mask[:, 0].sum(-1)
+            heard = torch.where((keys >= self.settle)[..., None], self._best_alone(heard), heard)
         return {"evidence": heard.to(hidden.dtype)}
+
+    def _judged(self, time: int, past: int) -> int:
+        """How many of `time` tokens, which so many are before, the paths are judged by."""
+        return time if self.settle is None else min(time, max(self.settle - past, 0))
+
+    def _first(self, seen: Tensor) -> Tensor:
+        """Of the tokens that each one sees, those that the paths are judged by."""
+        return seen if self.settle is None else seen & (seen.cumsum(-1) <= self.settle)
+
+    def _best_alone(self, heard: Tensor) -> Tensor:
+        """All of the share for the active path that has the largest."""
+        nothing = torch.full_like(heard[..., 0], -torch.inf)  # less than any path has heard
+        parts = [part if index in self.active else nothing for index, part in enumerate(heard.unbind(-1))]
+        best = torch.stack(parts, dim=-1).argmax(-1, keepdim=True)
+        return torch.full_like(heard, NO_SHARE).scatter(-1, best, 0.0)
+
+    def run(self, stream: Stream, embedded: Tensor, span: Span) -> TextPass:
+        """The beginning of all texts with all paths, and then each text with the one that it has settled on."""
+        if not self._goes_on_alone(embedded, span):
+            return super().run(stream, embedded, span)
+        assert self.settle is not None
+        start = self.settle - 1  # the token at which a text settles is predicted by all
+        beginning, _ = stream(embedded[:, :start], span.beginning(start))
+        hidden = F.pad(beginning, (0, 0, 0, span.time - start))
+        read = self.read(hidden, span)
+        for index in self.active:
+            rows = (read["evidence"][:, -1, index] == 0).nonzero()[:, 0]
+            if len(rows):
+                alone, _ = stream(embedded[rows], replace(span, paths=frozenset([self.names[index]])))
+                hidden[rows, start:] = alone[:, start:].to(hidden.dtype)
+        return TextPass(hidden, (), read)
+
+    def _goes_on_alone(self, embedded: Tensor, span: Span) -> bool:
+        """Whether the pass is over whole texts, of which one path alone can be computed, and that is less."""
+        if not self.are_apart or len(self.active) < 2 or self.settling is None or not self.settling.saves(span.time):
+            return False
+        plain = span.is_same_for_all_texts and span.masks[self.window] is None and span.backend is None
+        shown = span.record is not None and span.record.hidden_states is not None
+        kept = self.training or torch.is_grad_enabled() or is_recorded(embedded)
+        return plain and not shown and not kept and span.tokens is not None
+
+    def product_share_at(self, length: int) -> float:
+        """The matrix is used twice, for what follows a token and to judge by what did follow: all of it in the
+        beginning of a text, and where that settles the part of one path."""
+        beginning = length if self.settle is None else min(length, self.settle - 1)
+        return (2 * beginning + (length - beginning) / len(self.names)) / length
+
+    def forward(self, hidden: Tensor, evidence: Tensor | None = None) -> Tensor:
+        """The logarithms of the averaged probabilities [..., vocabulary]; of a path without a share nothing is computed
+        where a text has settled."""
+        if self.settle is None or evidence is None or torch.is_grad_enabled() or is_recorded(hidden):
+            return super().forward(hidden, evidence)
+        parts = hidden.split(self.widths, dim=-1)
+        averaged = hidden.new_full((*hidden.shape[:-1], len(self.weight)), -torch.inf, dtype=_wide(hidden))
+        for index, weight in zip(self.active, self.log_weights(hidden, evidence).unbind(-1), strict=True):
+            rows = weight > NO_SHARE / 2
+            own = self.logits_of(index, parts[index][rows]).log_softmax(-1) + weight[rows][:, None]
+            averaged[rows] = torch.logaddexp(averaged[rows], own)
+        return averaged
 
     def judge(self, before: Tensor, is_there: Tensor, tokens: Tensor) -> Tensor:
         """[batch, time, path]: by how much less probable each active path found a token than the best, in logarithms.
@@ -258,6 +341,18 @@ class PosteriorHead(AverageHead):
         if evidence is None:  # vectors without a text, of which all paths know as much
             return super().log_weights(hidden)
         return self.of_active(evidence).to(_wide(hidden)).log_softmax(-1)
+
+
+def stay_apart(stages: Iterable[nn.Module], norm: nn.Module, head: AverageHead) -> bool:
+    """Whether each path of a head reads and writes its own part of the stream in every layer, and has its own norm."""
+    layers = [layer for stage in stages for layer in getattr(stage, "layers", [None])]
+    return isinstance(norm, PerPathNorm) and all(
+        type(layer) is ParallelLayer
+        and isinstance(layer.join, Concat)
+        and (layer.names, layer.widths) == (head.names, tuple(head.widths))
+        and layer.can_leave_out
+        for layer in layers
+    )
 
 
 def _cached(new: Tensor, span: Span, slot: int) -> Tensor:

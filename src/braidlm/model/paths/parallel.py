@@ -15,7 +15,7 @@ from ..errors import BraidError
 from ..routing.dispatch import Compute
 from ..routing.router import TopKRouter
 from ..routing.routing import Routings
-from ..routing.stacked import StackedLinear, without_residual
+from ..routing.stacked import StackedLinear, has_hooks, is_stack, one_member, without_residual
 from ..span import Span
 from ..stages import Block, BlockConfig, Stage, can_stack, share_weights, sharings, stage_kinds
 from .joins import JoinShape, joins
@@ -46,6 +46,18 @@ class PathConfig(BlockConfig):
 def blocks_in_layer(depth: int, layers: int, layer: int) -> range:
     """The indices of a path's `depth` blocks that belong to one of `layers` layers, evenly spread and in order."""
     return range(layer * depth // layers, (layer + 1) * depth // layers)
+
+
+@dataclass(frozen=True)
+class Settling:
+    """Paths that are read together at the beginning of a text, and of which one then goes on alone."""
+
+    after: int  # how many tokens
+    paths: int
+
+    def saves(self, time: int) -> bool:
+        """Whether the beginning by all, and then the whole text by one, is less than the whole by all."""
+        return time * (self.paths - 1) > (self.after - 1) * self.paths
 
 
 @stage_kinds.register("parallel")
@@ -87,6 +99,8 @@ class ParallelStage(Stage):
         if "paths" in rest:
             rest["paths"] = _inherited_paths(rest["paths"], shared)
         return rest
+
+    settling: Settling | None = None  # whether one of its paths is computed alone after the beginning of a text
 
     def __init__(self, config: Config, width: int):
         super().__init__()
@@ -174,43 +188,80 @@ class ParallelLayer(nn.Module):
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         return self.join.run(self, hidden, span)  # type: ignore[no-any-return]
 
-    def outputs(self, hidden: Tensor, span: Span, takers: Tensor | None = None) -> tuple[list[Tensor], Routings]:
-        """The output of each path. With `takers` [path, batch, time], routers within a path count its takers alone."""
+    def asked_for(self, span: Span) -> tuple[str, ...]:
+        """The paths that are computed: all of them, unless others are inactive, or read by nobody, and may be left out.
+        A cache has a place for every path's keys, and training a gradient for every path's weights."""
+        asked = tuple(n for n in self.names if n not in self.join.inactive and (span.paths is None or n in span.paths))
+        kept = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or span.cache is not None
+        if len(asked) == len(self.names) or kept or span.needs_weights or span.present is not None:
+            return self.names
+        return asked if self.can_leave_out else self.names
+
+    @property
+    def can_leave_out(self) -> bool:
+        """Whether some paths can be computed alone: routings are those of all, and sharded weights are gathered in one
+        order everywhere."""
         if self.stack is not None:
+            parts = [part for part in (self.stack, self.enter) if part is not None]
+            return all(is_stack(part, len(self.names)) for part in parts)
+        assert self.paths is not None
+        return not any(hasattr(part, "address") or has_hooks(part) for part in self.paths.modules())
+
+    def outputs(self, hidden: Tensor, span: Span, takers: Tensor | None = None) -> tuple[list[Tensor], Routings]:
+        """The output of each path, zeros of those that are left out. With `takers` [path, batch, time], routers within
+        a path count its takers alone."""
+        asked = self.asked_for(span)
+        if self.stack is not None and asked == self.names:
             return self._stacked_outputs(hidden, span)
-        if self.reads_own_slice:
-            inputs = list(hidden.split(self.widths, dim=-1))
-        else:
-            assert isinstance(self.enter, nn.ModuleDict)
-            inputs = [self.enter[name](hidden) if name in self.enter else hidden for name in self.names]
         outputs: list[Tensor] = []
         routings: Routings = ()
-        for index, (name, stream) in enumerate(zip(self.names, inputs, strict=True)):
-            path_span = span if span.present is None else replace(span, present=span.present[index : index + 1])
-            for block in self.blocks(name):
-                stream, block_routings = block(stream, path_span)
-                if takers is not None:
-                    block_routings = tuple(replace(routing, present_BT=takers[index]) for routing in block_routings)
-                routings += block_routings
-            outputs.append(stream)
+        for index, (name, width) in enumerate(zip(self.names, self.widths, strict=True)):
+            if name not in asked:
+                outputs.append(hidden.new_zeros(*hidden.shape[:-1], width))
+            elif self.stack is not None:
+                outputs += self._stacked_outputs(hidden, span, index)[0]
+            else:
+                output, chosen = self._path_output(hidden, span, index, takers)
+                outputs.append(output)
+                routings += chosen
         return outputs, routings
+
+    def _path_output(self, hidden: Tensor, span: Span, index: int, takers: Tensor | None) -> tuple[Tensor, Routings]:
+        """The output of a path that is in no stack."""
+        name = self.names[index]
+        if self.reads_own_slice:
+            hidden = hidden.split(self.widths, dim=-1)[index]
+        elif name in self.enter:  # type: ignore[operator]
+            hidden = self.enter[name](hidden)  # type: ignore[index, operator]
+        span = span if span.present is None else replace(span, present=span.present[index : index + 1])
+        routings: Routings = ()
+        for block in self.blocks(name):
+            hidden, chosen = block(hidden, span)
+            routings += chosen
+        if takers is not None:
+            routings = tuple(replace(routing, present_BT=takers[index]) for routing in routings)
+        return hidden, routings
 
     def blocks(self, name: str) -> Iterator[nn.Module]:
         """The blocks of one path in this layer, where paths are not stacked."""
         assert self.paths is not None
         return self.paths[name].children()
 
-    def _stacked_outputs(self, hidden: Tensor, span: Span) -> tuple[list[Tensor], Routings]:
-        assert self.stack is not None
+    def _stacked_outputs(self, hidden: Tensor, span: Span, member: int | None = None) -> tuple[list[Tensor], Routings]:
+        """The outputs of all members of the stack, or of one of them."""
+        stack: Any = self.stack if member is None else one_member(self.stack, member)
+        members = slice(None) if member is None else slice(member, member + 1)
         if self.reads_own_slice:
-            stream = torch.stack(hidden.split(self.widths, dim=-1))
+            stream = torch.stack(hidden.split(self.widths, dim=-1)[members])
+        elif self.enter is None:
+            stream = hidden[None]
         else:
-            stream = hidden[None] if self.enter is None else self.enter(hidden[None])
+            stream = (self.enter if member is None else one_member(self.enter, member))(hidden[None])
         routings: Routings = ()
-        for block in self.stack:
+        for block in stack:
             stream, block_routings = block(stream, span)
             routings += block_routings
-        return list(stream.expand(len(self.names), *stream.shape[1:]).unbind(0)), routings
+        return list(stream.expand(len(self.names[members]), *stream.shape[1:]).unbind(0)), routings
 
 
 def _blocks(path: Any, count: int, members: tuple[str, ...] = ()) -> nn.ModuleList:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..exporting import is_exporting
+from ..exporting import is_exporting, is_recorded
 
 
 def compute_dtype(values: Tensor) -> torch.dtype:
@@ -33,7 +33,7 @@ MIN_SPARSE_TOKENS = 64  # with fewer tokens, sorting costs more than it saves: t
 
 def is_sparse(compute: Compute, hidden: Tensor) -> bool:
     """Whether only the chosen experts are computed for a stream [..., width]."""
-    recorded = torch.compiler.is_compiling() or (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
+    recorded = is_recorded(hidden)
     if recorded and hidden.is_cuda and compute_dtype(hidden) != torch.bfloat16:
         return False  # torch records its grouped product in bfloat16 only
     if is_exporting():

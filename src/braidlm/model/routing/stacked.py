@@ -71,6 +71,32 @@ class StackedLinear(PartlyTrained, nn.Module):
         return f"{self.stack} x {self.weight.shape[1]} -> {self.weight.shape[2]}, bias={self.bias is not None}"
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something looks at the calls of a module, such as what gathers its sharded weights."""
+    return bool(module._forward_pre_hooks or module._forward_hooks)
+
+
+def is_stack(module: nn.Module, members: int) -> bool:
+    """Whether all that a module computes is a stack of so many members, and nothing else looks at its calls."""
+    return all(
+        not has_hooks(part)
+        and not part._buffers
+        and (not part._parameters or getattr(part, "stack", None) == members)
+        for part in module.modules()
+    )
+
+
+def one_member(stack: Layer, index: int) -> Layer:
+    """One member of a stack, as a stack of one for this pass: its parameters are views of the stack's."""
+    one = object.__new__(type(stack))
+    parameters = {n: p if p is None else p[index : index + 1] for n, p in stack._parameters.items()}
+    modules = {n: m if m is None else one_member(m, index) for n, m in stack._modules.items()}
+    one.__dict__ = stack.__dict__ | {"_parameters": parameters, "_modules": modules}
+    if getattr(stack, "stack", None) is not None:
+        one.stack = 1  # type: ignore[assignment]
+    return one
+
+
 def apply_linear(layer: nn.Module, x: Tensor, groups: Groups | None) -> Tensor:
     """Call a linear layer, or a stack of them on rows sorted into groups."""
     return layer(x) if groups is None else layer(x, groups)
