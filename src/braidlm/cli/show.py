@@ -219,6 +219,7 @@ def _found(facts: dict[str, Any], label: str) -> str:
 
 def _stage_name(row: dict[str, Any]) -> str:
     name = f"{row['name']} of {', '.join(row['paths'])} ({row['join']})" if "paths" in row else row["name"]
+    name = f"{name}, settles after {row['settles']} tokens" if "settles" in row else name
     return f"{name}, shared: {row['shared']}" if "shared" in row else str(name)
 
 

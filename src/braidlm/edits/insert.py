@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -58,6 +58,9 @@ class Insert(Edit):
     """How many tokens of each text are read."""
     start: Literal["fresh", "copies"] = "fresh"
     """Whether new modules begin as the model's initialisation makes them, or as copies of the model's own, in turn."""
+    top_k: Choices | None = None
+    """How many modules each token chooses; by default as many as before. With one more than before, a token has
+    modules of the base and new ones, where new ones alone would have to be better than those that were trained."""
     scale: NonNegative = 1.0
     """A factor on the output matrices of the new modules; with 0 they add nothing to the stream at first."""
 
@@ -85,7 +88,7 @@ class Insert(Edit):
             for one in (own := modules_of(layer)):  # modules that were inserted before are old ones now
                 experts = layer.options[one.part]["experts"]
                 new = self.names if self.parts in (one.part, "both") else []
-                experts["names"], experts["router"]["new"] = [*one.names, *new], list(new)
+                experts["names"], experts["router"] = [*one.names, *new], self._router(one, new)
             without += not own
         stages, addresses = stages_of(layers)
         decided = {"blocks"} | ({"routers"} if self.router == "rows" else set())
@@ -124,8 +127,22 @@ class Insert(Edit):
         if self.text is not None:
             rows = domain_rows(source, grown, self.text, self.beside, self.tokens)
             domains = {f"{addresses[one.block]}.{one.part}.router.scores": rows[one.address] for one in grown}
+        if others := sorted({one.router["top_k"] for one in grown if self._chooses_others(one)}):
+            what = f"a token chooses {self.top_k} modules in place of {' or '.join(map(str, others))}"
+            notes.append(f"{what}, also while the new ones are closed: the logits change at once")
         fill = partial(_fill, new_rows=new_rows, count=self.modules, scale=self.scale, domains=domains)
-        return EditPlan(title, model, account, notes, finish=fill, unchanged_on=probe_ids(config))
+        return EditPlan(title, model, account, notes, finish=fill, unchanged_on=None if others else probe_ids(config))
+
+    def _chooses_others(self, one: Modules) -> bool:
+        """Whether tokens get another number of the old modules, before any new one is open."""
+        before, after = (min(k, len(one.names)) for k in (one.router["top_k"], self.top_k or one.router["top_k"]))
+        return before != after
+
+    def _router(self, one: Modules, new: list[str]) -> dict[str, Any]:
+        """The options of a router that gets these modules."""
+        top_k = one.router["top_k"] if self.top_k is None or not new else self.top_k
+        base_top_k = None if top_k == one.router["top_k"] else one.router["top_k"]
+        return one.router | {"new": list(new), "top_k": top_k, "base_top_k": base_top_k}
 
     def _check(self, source: OpenedBraid, modules: list[Modules], grown: list[Modules]) -> None:
         if not modules:
@@ -137,6 +154,9 @@ class Insert(Edit):
             raise BraidError(f"this model has no {self.parts} experts", source.title, f"It has --parts {there}.")
         check_open(modules, source)
         for one in grown:
+            if self.top_k is not None and self.top_k > (most := len(one.names) + self.modules):
+                what = f"top_k: a token cannot choose {self.top_k} of {len(one.names)} modules and {self.modules} new ones"
+                raise BraidError(what, one.address, f"Give at most --top-k {most}, or insert more.")
             if taken := [name for name in self.names if name in one.names]:
                 advice = "Choose another --name."
                 raise BraidError(f"there is a module of that name already: {', '.join(taken)}", one.address, advice)

@@ -118,6 +118,13 @@ def modules_of(layer: Layer) -> list[Modules]:
     return [Modules(layer.address, part, experts) for part, experts in banks.items() if experts is not None]
 
 
+def with_inserted(router: dict[str, Any], new: Sequence[str]) -> dict[str, Any]:
+    """The options of a router that has these inserted modules: without any it chooses as many as before the first."""
+    if not new and router["base_top_k"] is not None:
+        router = router | {"top_k": router["base_top_k"], "base_top_k": None}
+    return router | {"new": list(new)}
+
+
 def check_open(modules: Sequence[Modules], source: OpenedBraid) -> None:
     """Refuse modules that were inserted before and are not wholly in use yet."""
     for one in modules:

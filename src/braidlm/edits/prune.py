@@ -108,6 +108,7 @@ class Prune(Edit):
                 experts = layer.options[one.part]["experts"]
                 names, router = [one.names[i] for i in kept[one.address]], experts["router"]
                 experts["names"], router["new"] = names, [name for name in names if name in one.new]
+                router["base_top_k"] = router["base_top_k"] if router["new"] else None
                 router["top_k"] = min(router["top_k"], len(names))
                 router["sampled"] = min(router["sampled"], router["top_k"])
                 router["silent"] += len(silenced[one.address])

@@ -283,6 +283,7 @@ def _parts(model: LanguageModel) -> Iterator[tuple[Any, ...]]:
     for row in stage_table(model):
         paths = f" of {', '.join(row['paths'])} ({row['join']})" if "paths" in row else ""
         paths += f", shared: {row['shared']}" if "shared" in row else ""
+        paths += f", settles after {row['settles']} tokens" if "settles" in row else ""
         yield f"{row['name']}{paths}", row["layers"] or "-", f"{row['parameters']:,}", f"{row['active_parameters']:,}"
 
 

@@ -25,6 +25,7 @@ from braidlm.edits.modules import (
     modules_of,
     stages_of,
     still_frozen,
+    with_inserted,
 )
 from braidlm.model.config.strict import encode
 from braidlm.model.paths.switches import FREEZABLE, switch_off_modules
@@ -62,7 +63,7 @@ class Owner:
     def base(self) -> dict[str, Any]:
         """What is equal for all owners: the configuration with its layers one by one, without inserted modules."""
         architecture = {**self.info.config.architecture, "vocab_size": self.info.config.vocab_size}
-        layers = [layer.options for layer in _grown(self, lambda *_: [])]
+        layers = [layer.options for layer in _grown(self, lambda at, n: with_inserted(self.modules[at][n].router, ()))]
         return {**architecture, "stages": [layer.kind for layer in self.layers], "layers": layers}
 
     def place(self, tensor: str) -> tuple[int | None, str]:
@@ -83,15 +84,15 @@ class Owner:
         return (one for own in self.modules for one in own)
 
 
-def _grown(owner: Owner, new: Callable[[int, int], list[str]]) -> list[Layer]:
-    """The layers with these modules after the base's, for each router by the numbers of its layer and its part."""
+def _grown(owner: Owner, router: Callable[[int, int], dict[str, Any]]) -> list[Layer]:
+    """The layers with the inserted modules of these routers after the base's, by the numbers of layer and part."""
     layers = []
     for at, layer in enumerate(owner.layers):
         options = encode(layer.options)
         for number, one in enumerate(owner.modules[at]):
             experts = options[one.part]["experts"]
-            experts["names"] = [*one.names[: len(one.names) - len(one.new)], *new(at, number)]
-            experts["router"]["new"] = new(at, number)
+            experts["router"] = router(at, number)
+            experts["names"] = [*one.names[: len(one.names) - len(one.new)], *experts["router"]["new"]]
         layers.append(Layer(layer.kind, options, layer.address))
     return layers
 
@@ -109,7 +110,19 @@ def _laid_out(owners: Sequence[Owner]) -> tuple[list[dict[str, Any]], dict[str, 
                 what = f"'{of[name]}' and '{owner.name}' both have a module called '{name}'"
                 raise BraidError(what, todo="`--names A B` calls their modules A_1, A_2, B_1 and so on.")
             of[name] = owner.name
-    return stages_of(_grown(owners[0], lambda at, number: [n for owner in owners for n in owner.new(at, number)]))
+    return stages_of(_grown(owners[0], partial(_router, owners)))
+
+
+def _router(owners: Sequence[Owner], at: int, number: int) -> dict[str, Any]:
+    """The options of one router that chooses among the inserted modules of all owners."""
+    having = {owner.name: own for owner in owners if (own := owner.modules[at][number]).new}
+    counts = {name: one.router["top_k"] for name, one in having.items()}
+    if len(set(counts.values())) > 1:
+        each = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        what = f"these models choose unequal numbers of modules for a token (top_k): {each}"
+        raise BraidError(what, owners[0].modules[at][number].address, "Insert with one --top-k.")
+    one = next(iter(having.values()), owners[0].modules[at][number])
+    return with_inserted(one.router, [name for owner in owners for name in owner.new(at, number)])
 
 
 def plan_modules(models: Mapping[str, OpenedBraid], rename: bool, freeze: Sequence[str]) -> EditPlan:
@@ -207,7 +220,7 @@ def plan_without_modules(source: OpenedBraid, patterns: Sequence[str]) -> EditPl
         for one in modules_of(layer):
             experts = layer.options[one.part]["experts"]
             experts["names"] = [name for name in one.names if name not in one.new or name not in gone]
-            experts["router"]["new"] = [name for name in one.new if name not in gone]
+            experts["router"] = with_inserted(one.router, [name for name in one.new if name not in gone])
     stages, addresses = stages_of(layers)
     left = [name for name in inserted if name not in gone]
     model, account = planned(source.config_with(still_frozen(source, bool(left)), stages=stages), addresses)

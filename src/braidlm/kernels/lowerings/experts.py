@@ -26,7 +26,9 @@ from braidlm.model.paths.routed_join import Routed
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routing
 
-ROUTER = frozenset({"top_k", "renormalise", "hidden", "activation", "bias", "new", "losses", "balance_rate", "compute"})
+ROUTER = frozenset(
+    {"top_k", "base_top_k", "renormalise", "hidden", "activation", "bias", "new", "losses", "balance_rate", "compute"}
+)
 EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
 """The options of a part with experts."""
 

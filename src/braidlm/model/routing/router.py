@@ -42,6 +42,8 @@ class RouterConfig:
     so that the weights of the others, and their ranking where the router balances, stay as they were."""
     new: list[str] = field(default_factory=list)
     """The last of the choices, if they were inserted into a trained model; `training.opening` brings them into use."""
+    base_top_k: Choices | None = None
+    """The number of choices where none of `new` is left or switched on, if these were inserted with another `top_k`."""
     sampled: Annotated[int, Range(at_least=0, at_most=MAX_ITEMS)] = 0
     """How many of the `top_k` are drawn at random by their probabilities in training; the others are the top ones."""
     noise: NonNegative = 0.0
@@ -58,6 +60,8 @@ class RouterConfig:
         check_losses(self.losses)
         if self.sampled > self.top_k:
             raise BraidError(f"sampled is {self.sampled}, and only {self.top_k} are chosen (top_k)")
+        if self.base_top_k is not None and not self.new:
+            raise BraidError("base_top_k is for routers with inserted modules (new)")
 
 
 ROUTER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
@@ -97,6 +101,12 @@ class TopKRouter(nn.Module):
             self.register_buffer("balance", torch.zeros(len(self.choices)))
         else:
             self.balance = None
+
+    @property
+    def top_k(self) -> int:
+        """The number of choices for each token."""
+        alone = self.config.base_top_k is not None and self.inactive.issuperset(self.config.new)
+        return self.config.base_top_k if alone else self.config.top_k  # type: ignore[return-value]
 
     def forward(self, hidden: Tensor) -> Routing:
         return self.route(self.score(hidden))
@@ -163,7 +173,7 @@ class TopKRouter(nn.Module):
     def _choose(self, ranked_BTN: Tensor, probabilities_BTN: Tensor) -> Tensor:
         """The top k; in training some of them may be drawn instead."""
         drawn = self.config.sampled if self.training else 0
-        top_BTK = ranked_BTN.topk(self.config.top_k - drawn, dim=-1).indices
+        top_BTK = ranked_BTN.topk(self.top_k - drawn, dim=-1).indices
         if not drawn:
             return top_BTK
         # Every choice may be drawn, however small its probability; one that is switched off only if no others are left.
