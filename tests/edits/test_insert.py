@@ -113,6 +113,43 @@ def test_logits_are_unchanged(kind: str, compute: str, tmp_path: Path) -> None:
     assert {router.choices[router.old :] for router in routers(after)} == {("german_1", "german_2")}
 
 
+@pytest.mark.parametrize("top_k", [1, 2, 3, 5])
+def test_more_choices_for_each_token(top_k: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of three modules two were chosen: with others the logits change, and that is said."""
+    source = folder_of(KINDS["feed"], tmp_path / "source")
+    folder = edit("insert", source, tmp_path / "out", modules=2, top_k=top_k)
+    before, after = load_model(source), load_model(folder)
+    assert {(r.config.top_k, r.config.base_top_k) for r in routers(after)} == {(top_k, None if top_k == 2 else 2)}
+    ids = random_ids(2, 12, vocab_size=VOCABULARY)
+    with torch.no_grad():
+        assert torch.allclose(after(ids).logits, before(ids).logits, atol=1e-5) == (top_k == 2)
+    said = f"a token chooses {top_k} modules in place of 2, also while the new ones are closed: the logits change at"
+    assert (said in capsys.readouterr().out) == (top_k != 2)
+    off = load_model(folder, without=["new_*"])
+    with torch.no_grad():
+        assert torch.equal(off(ids).logits, before(ids).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_more_choices_than_the_base_has(renormalise: bool, tmp_path: Path) -> None:
+    """Where the base's modules were all chosen before, more choices are new ones, which are closed: FlexOlmo's case."""
+    router = {"top_k": 1, "renormalise": renormalise, "losses": {}}
+    block = {"attention": {"heads": 2}, "feed": {"experts": {"names": 1, "router": router}}}
+    source = folder_of(block, tmp_path / "source")
+    folder = edit("insert", source, tmp_path / "closed", modules=1, top_k=2)
+    model, ids = load_model(opened(folder, tmp_path / "out")), random_ids(2, 12, vocab_size=VOCABULARY)
+    usage = [routing.weights_BTN.mean((0, 1)) for routing in model.model(ids).routings]
+    assert all(share > 0.02 for shares in usage for share in shares.tolist())
+
+
+def test_an_insertion_keeps_the_choices_of_the_one_before(source: Path, tmp_path: Path) -> None:
+    first = opened(edit("insert", source, tmp_path / "first", modules=1, name="one", top_k=3), tmp_path / "opened")
+    for top_k, wanted in ((None, (3, None)), (4, (4, 3))):
+        again = edit("insert", first, tmp_path / f"again-{top_k}", modules=1, name="two", top_k=top_k)
+        assert {(r.config.top_k, r.config.base_top_k) for r in routers(load_model(again))} == {wanted}
+
+
 def test_new_modules_are_as_the_models_initialisation_makes_them(source: Path, tmp_path: Path) -> None:
     edit("insert", source, tmp_path / "out", modules=2, seed=3)
     edit("insert", source, tmp_path / "again", modules=2, seed=3)
@@ -291,6 +328,8 @@ def test_an_edited_model_knows_the_length_that_it_was_trained_at(tmp_path: Path)
         ({"modules": 2, "start": "copies", "scale": 0.0}, "scale: copies of modules are as these are"),
         ({"modules": 2, "text": "a", "beside": "a"}, "beside: this is the text that the modules are for"),
         ({"modules": 2, "beside": "there.txt"}, "beside: there is no text for which the modules are"),
+        ({"modules": 2, "top_k": 0}, "top_k: expected a whole number from 1"),
+        ({"modules": 2, "top_k": 6}, "top_k: a token cannot choose 6 of 3 modules and 2 new ones"),
     ],
 )
 def test_options_that_are_refused(source: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:

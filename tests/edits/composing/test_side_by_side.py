@@ -113,15 +113,31 @@ def test_any_routing_and_any_owner(tmp_path_factory: pytest.TempPathFactory, dat
     home = tmp_path_factory.mktemp("any")
     base = folder_of(KINDS[data.draw(st.sampled_from(sorted(KINDS)))], home / "base", layers=1)
     seeds = data.draw(st.permutations(range(3)))
-    made = {f"o{seed}": owner(base, f"o{seed}", data.draw(st.integers(1, 2)), seed) for seed in seeds}
+    top_k = data.draw(st.sampled_from([None, 1, 3]))
+    made = {f"o{seed}": owner(base, f"o{seed}", data.draw(st.integers(1, 2)), seed, top_k=top_k) for seed in seeds}
     whole = compose(list(made.values()), home / "whole", join="modules")
     kept = data.draw(st.lists(st.sampled_from(sorted(made)), min_size=1, max_size=2, unique=True))
     gone = [f"{name}_*" for name in made if name not in kept]
     out = edit("withdraw", whole, home / "out", modules=gone)
+    assert_same_folder(edit("withdraw", whole, home / "none", modules=["o*"]), base)
+    assert torch.equal(logits(load_model(whole, without=["o*"])), logits(load_model(base)))
     folders = [folder for name, folder in made.items() if name in kept]
     wanted = folders[0] if len(folders) == 1 else compose(folders, home / "wanted", join="modules")
     assert_same_folder(out, wanted)
     assert torch.equal(logits(load_model(whole, without=gone)), logits(load_model(wanted)))
+
+
+def test_owners_whose_tokens_choose_more(base: Path, owners: dict[str, Path], tmp_path: Path) -> None:
+    """Routers into which only some inserted choose as many as these; two numbers for one router are refused."""
+    more = {name: owner(base, name, 1, 5, top_k=3, parts=parts) for name, parts in {"x": "both", "y": "feed"}.items()}
+    for number, order in enumerate((["x", "y"], ["y", "x"])):
+        folder = compose([more[name] for name in order], tmp_path / str(number), join="modules")
+        routers = module_routers(load_model(folder))
+        assert {router.config.top_k for router in routers} == {3}
+        left = module_routers(load_model(edit("withdraw", folder, tmp_path / f"left-{number}", modules=["x_1"])))
+        assert [(r.config.top_k, r.config.base_top_k) for r in left] == [(2, None), (3, 2)] * 2
+    with pytest.raises(BraidError, match=r"unequal numbers of modules for a token \(top_k\): 'german-.*' 2, 'x-.*' 3"):
+        compose([owners["german"], more["x"]], tmp_path / "out", join="modules")
 
 
 def test_what_training_leaves(whole: Path, owners: dict[str, Path]) -> None:
