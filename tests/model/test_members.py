@@ -19,9 +19,10 @@ from tests.tiny_models import random_ids
 
 KINDS = ("llama", "gpt2", "qwen2", "gpt_neox")
 JUDGED: dict[str, dict[str, Any]] = {
-    "average": {"judged": False, "window": None},
-    "posterior": {"judged": True, "window": None},
-    "window": {"judged": True, "window": 3},
+    "average": {"judged": False, "rule": {}},
+    "posterior": {"judged": True, "rule": {}},
+    "window": {"judged": True, "rule": {"window": 3}},
+    "settle": {"judged": True, "rule": {"settle": 4}},
 }
 
 
@@ -42,11 +43,11 @@ def joined(made: dict[str, Any], shares: Sequence[float] = (), **how: Any) -> Me
     return of_decoders(config, made)
 
 
-def by_hand(each: Tensor, ids: Tensor, judged: bool, window: int | None, shares: Sequence[float] = ()) -> Tensor:
+def by_hand(each: Tensor, ids: Tensor, judged: bool, rule: dict[str, Any], shares: Sequence[float] = ()) -> Tensor:
     """The logarithms of the averaged probabilities, of the members' own [member, batch, time, vocabulary]."""
     weights = torch.tensor(shares or [1.0] * len(each), dtype=torch.float64).log()[:, None, None]
     if judged:
-        weights = weights + posterior_shares(each, ids, window)
+        weights = weights + posterior_shares(each, ids, **rule)
     return (each + weights.log_softmax(0)[..., None]).logsumexp(0)
 
 
@@ -137,7 +138,7 @@ def test_loss_and_gradients_are_those_of_the_average() -> None:
     made, ids = decoders(("llama", "gpt2")), random_ids(2, 9, vocab_size=320)
     output = joined(made)(ids, labels=ids, output_hidden_states=True)
     each = torch.stack([one(ids).logits.log_softmax(-1) for one in made.values()])
-    wanted = F.nll_loss(by_hand(each, ids, judged=False, window=None)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    wanted = F.nll_loss(by_hand(each, ids, judged=False, rule={})[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     torch.testing.assert_close(output.loss, wanted.float())  # transformers computes it in float32
     assert output.hidden_states[-1].shape == (2, 9, 32)
     parameters = [p for one in made.values() for p in one.parameters()]

@@ -152,6 +152,8 @@ def lay_out(
         architecture, notes = lay_out(paths, APART, layers, blocks=0)
         how = averages[join.kind].how
         note = f"{join.kind}: the models stay as they are, and the probabilities that they give are {how}"
+        if (settle := getattr(join.options, "settle", None)) is not None:
+            note += f"; after {settle} tokens of a text the one with the largest share goes on alone"
         return architecture | averaged_ends(paths, join), [note, *notes]
     width, widest = sum(path.width for path in paths), max(paths, key=lambda path: path.width)
     full_width, inner, notes = [], [], []

@@ -17,6 +17,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .errors import BraidError, did_you_mean
+from .heads.losses import best_alone
 
 BASE = "base"
 """The decoder that members share which are LoRA adapters."""
@@ -33,6 +34,7 @@ class MembersConfig(PretrainedConfig):
         members: list[dict[str, Any]] | None = None,
         judged: bool = False,
         window: int | None = None,
+        settle: int | None = None,
         paths: list[str] | None = None,
         **kwargs: Any,
     ):
@@ -41,8 +43,9 @@ class MembersConfig(PretrainedConfig):
         self.members = members or []
         """Of each member `name`, `decoder`, and `share`, its part of the average before it is judged; `lora` has the
         rank and the scale of its adapters by matrix, where it shares the decoder with others."""
-        self.judged, self.window = judged, window
-        """Whether shares follow the text, and how many tokens back members are judged by; None for all."""
+        self.judged, self.window, self.settle = judged, window, settle
+        """Whether shares follow the text, how many tokens back members are judged by, None for all, and after how many
+        tokens of a text the best goes on alone; all are computed still."""
         self.paths = paths
         """The active members; None for all. `from_pretrained(folder, paths=["stories"])` sets it."""
         configs = [self.decoder_config(name) for name in self.decoders]
@@ -271,9 +274,15 @@ class MembersForCausalLM(PreTrainedModel, GenerationMixin):
             there = real & F.pad(real, (1, 0))[:, :-1]
             said = torch.where(there[:, past : past + time, None], said, 0.0)
         said = said if before is None else torch.cat((before, said), 1)
+        if self.config.settle is not None:
+            count = torch.ones_like(said[..., 0]).cumsum(1) if mask is None else mask.cumsum(-1)[:, : said.shape[1]]
+            heard = torch.where(count[..., None] <= self.config.settle, said, 0.0).cumsum(1)
+            heard = torch.where(count[..., None] >= self.config.settle, best_alone(heard), heard)[:, past:]
         if cache is not None:
             cache.said = said
             cache.last = {name: logs[:, -1] for name, logs in each.items()}
+        if self.config.settle is not None:
+            return heard
         if window is None:
             return said.cumsum(1)[:, past:]
         return F.pad(said, (0, 0, window - 1, 0)).unfold(1, window, 1).sum(-1)[:, past:]

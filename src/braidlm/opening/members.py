@@ -28,11 +28,12 @@ AutoModelForCausalLM.register(MembersConfig, MembersForCausalLM)
 
 
 def members_config(
-    decoders: Mapping[str, Any], members: Sequence[dict[str, Any]], judged: bool, window: int | None, **ids: Any
+    decoders: Mapping[str, Any], members: Sequence[dict[str, Any]], judged: bool, rule: Mapping[str, Any], **ids: Any
 ) -> MembersConfig:
-    """The configuration of a model whose decoders have these configurations of transformers."""
+    """The configuration of a model whose decoders have these configurations of transformers; the members are `judged`
+    by a `rule`: {window, settle}."""
     own = {name: _own(config) for name, config in decoders.items()}
-    return MembersConfig(own, list(members), judged, window, architectures=[MembersForCausalLM.__name__], **ids)
+    return MembersConfig(own, list(members), judged, **rule, architectures=[MembersForCausalLM.__name__], **ids)
 
 
 def _own(config: Any) -> dict[str, Any]:
@@ -69,7 +70,8 @@ def without_members(model: MembersForCausalLM, left: Container[str]) -> PreTrain
         members = [member | {"decoder": member["name"]} for member in members]
         used = {called[name]: decoder for name, decoder in used.items()}
     ids = {key: getattr(config, key) for key in IDS}
-    less = members_config({n: one.config for n, one in used.items()}, members, config.judged, config.window, **ids)
+    rule = {"window": config.window, "settle": config.settle}
+    less = members_config({n: one.config for n, one in used.items()}, members, config.judged, rule, **ids)
     return of_decoders(less, used)  # type: ignore[arg-type]
 
 

@@ -84,7 +84,7 @@ def test_the_folder_says_what_it_is_made_of(home: Path, braid: Callable[..., Out
     lineage = load_lineage(home / "all")
     assert lineage is not None
     assert [(one["name"], one["format"]) for one in lineage["sources"]] == list(zip(KINDS, KINDS, strict=True))
-    assert lineage["options"]["join"] == {"kind": "posterior", "window": None}
+    assert lineage["options"]["join"] == {"kind": "posterior", "window": None, "settle": None}
     shown = braid("show", home / "all")
     assert "llama (llama), gpt2 (gpt2), qwen2 (qwen2), mixtral (mixtral)" in shown.out
     assert "paths=['llama']" in (home / "all" / "README.md").read_text()
@@ -157,6 +157,7 @@ def shares(count: int, gone: int | None = None) -> dict[str, Any]:
 JOINS: dict[str, Callable[..., Any]] = {
     "average": lambda *_: "average",
     "posterior": lambda *_: {"kind": "posterior", "window": 4},
+    "settle": lambda *_: {"kind": "posterior", "settle": 8},
     "mixture": shares,
 }
 

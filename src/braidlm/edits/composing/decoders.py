@@ -53,14 +53,14 @@ def compose_decoders(
     dtype = torch.float32 if exact else next(iter(types))
     parts = members_of(models)
     members = [{"name": name, "share": shares[name], **part} for name, part in parts.items()]
-    window = getattr(join.options, "window", None)
+    rule = vars(join.options) if join.kind == "posterior" else {}
     # Of adapters that share their base, that.
     kept = {name: one.parts[-1] if "lora" in parts[name] else one for name, one in models.items()}
     whole = {str(parts[name]["decoder"]): one for name, one in kept.items()}
     configs = {name: one.config for name, one in whole.items()}
     first = next(iter(models.values())).tokenizer
     roles = {f"{role}_token_id": getattr(first, f"{role}_id") for role in ("eos", "bos", "pad")}
-    config = members_config(configs, members, join.kind == "posterior", window, **roles)
+    config = members_config(configs, members, join.kind == "posterior", rule, **roles)
     sizes = {name: sum(p.numel() for p in one.skeleton(dtype).parameters()) for name, one in models.items()}
     lines = [f"  {name}: {one.kind}, {sizes[name]:,} parameters, from {one.title}" for name, one in models.items()]
     how = "averaged by the shares that are given" if join.kind == "mixture" else averages[join.kind].how
@@ -143,7 +143,7 @@ def _averaged(
     each = torch.stack([one.float().log_softmax(-1)[..., :rows] for one in logits])
     weights = torch.tensor([shares[name] for name in models]).log()[:, None, None]
     if config.judged:
-        weights = weights + posterior_shares(each, ids, config.window)
+        weights = weights + posterior_shares(each, ids, config.window, config.settle)
     return (each + weights.log_softmax(0)[..., None]).logsumexp(0)
 
 

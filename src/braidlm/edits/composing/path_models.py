@@ -219,8 +219,8 @@ class Posterior:
         window: Annotated[int, Range(at_least=2)] | None = None
         """How many tokens back the models are judged by; by default the whole text."""
         settle: Annotated[int, Range(at_least=2)] | None = None
-        """After how many tokens of a text the model with the largest share goes on alone, so that long texts cost
-        little more than one model; by default all go on."""
+        """After how many tokens of a text the model with the largest share goes on alone; by default all do. Long texts
+        that are read at once then cost little more than one model; members that are decoders all run still."""
 
 
 MODULES = "modules"

@@ -5,6 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100  # the label of a position that is not trained on
+NO_SHARE = -1e4  # the logarithm of a share that is 0 in every type; infinity would have no gradient
+
+
+def best_alone(logarithms: Tensor) -> Tensor:
+    """The logarithms of shares [..., choice] in which the largest has all."""
+    best = logarithms.argmax(-1, keepdim=True)
+    return torch.full_like(logarithms, NO_SHARE).scatter(-1, best, 0.0)
 
 
 def next_token_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None = None) -> Tensor:

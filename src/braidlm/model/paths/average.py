@@ -19,7 +19,7 @@ from ..config.strict import PartOf
 from ..errors import BraidError
 from ..exporting import is_exporting, is_recorded
 from ..heads.ends import LinearHead, heads
-from ..heads.losses import IGNORED, next_token_loss
+from ..heads.losses import IGNORED, NO_SHARE, best_alone, next_token_loss
 from ..norms import norms
 from ..routing.stacked import fill_zeros
 from ..span import Span, Stream, TextPass
@@ -203,8 +203,6 @@ def _wide(hidden: Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
 
 
-NO_SHARE = -1e4
-"""The logarithm of a share that is 0 in every type; infinity would have no gradient."""
 ROWS = 4096  # how many tokens are judged at once, which bounds the memory of their logits
 
 
@@ -276,8 +274,7 @@ class PosteriorHead(AverageHead):
         """All of the share for the active path that has the largest."""
         nothing = torch.full_like(heard[..., 0], -torch.inf)  # less than any path has heard
         parts = [part if index in self.active else nothing for index, part in enumerate(heard.unbind(-1))]
-        best = torch.stack(parts, dim=-1).argmax(-1, keepdim=True)
-        return torch.full_like(heard, NO_SHARE).scatter(-1, best, 0.0)
+        return best_alone(torch.stack(parts, dim=-1))
 
     def run(self, stream: Stream, embedded: Tensor, span: Span) -> TextPass:
         """The beginning of all texts with all paths, and then each text with the one that it has settled on."""
