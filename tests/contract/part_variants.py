@@ -67,6 +67,8 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "kv_bias": {"keys": "shared"},
     "activation": {"hidden": 8},
     "new": {"top_k": 1},
+    "base_top_k": {"new": ["expert_3"], "top_k": 3},
+    "join base_top_k": {"new": ["path_2"]},
     "share": {"layers": 2},
     "stacked": {"feed": {"experts": 3}},
 }
@@ -105,7 +107,7 @@ def _candidates(noun: str, kind: str, path: tuple[str, ...], values: list[Any]) 
             option = {name: option} | COMPANIONS.get(name, {}) | ({"names": 3} if name == "router" else {})
         if path[0] == "experts" and len(path) > 1 and isinstance(option, dict):
             option = {"names": 3, **option}
-        beside = COMPANIONS.get(path[0], {}) if noun in ("join", "stage") else {}
+        beside = COMPANIONS.get(f"{noun} {path[0]}", COMPANIONS.get(path[0], {})) if noun in ("join", "stage") else {}
         yield architecture(noun, kind, {path[0]: option, **beside})
 
 

@@ -132,7 +132,7 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("head", "linear"): [{}, {"bias": True}],
     ("head", "average"): [{"paths": UNEQUAL}, {"paths": HALVES, "bias": True}],
     ("head", "mixture"): [{"paths": UNEQUAL}, {"paths": UNEQUAL, "per_token": True}],
-    ("head", "posterior"): [{"paths": UNEQUAL}, {"paths": UNEQUAL, "window": 3}],
+    ("head", "posterior"): [{"paths": UNEQUAL}, {"paths": UNEQUAL, "window": 3}, {"paths": UNEQUAL, "settle": 3}],
     ("embedding", "bytes"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],
     ("head", "bytes_parallel"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],
     ("head", "bytes_autoregressive"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],

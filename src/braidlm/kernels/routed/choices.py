@@ -48,7 +48,8 @@ def select_top_k(  # type: ignore[no-untyped-def]
     ranking = s
     if balance is not None:
         ranking = p + tl.load(balance + choice, mask=choice_mask, other=0.0)[:, None]
-        ranking = tl.where(choice_mask[:, None], ranking, float("-inf"))
+    # Closed choices, whose scores are infinite, come after all others, and before those that were chosen already.
+    ranking = tl.where(choice_mask[:, None], tl.maximum(ranking, -1e38), float("-inf"))
     place = tl.full([CHOICES, ROWS], -1, tl.int32)
     for k in tl.static_range(TOP_K):
         best = tl.argmax(ranking, 0)
