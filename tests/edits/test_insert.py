@@ -329,7 +329,7 @@ def test_an_edited_model_knows_the_length_that_it_was_trained_at(tmp_path: Path)
         ({"modules": 2, "text": "a", "beside": "a"}, "beside: this is the text that the modules are for"),
         ({"modules": 2, "beside": "there.txt"}, "beside: there is no text for which the modules are"),
         ({"modules": 2, "top_k": 0}, "top_k: expected a whole number from 1"),
-        ({"modules": 2, "top_k": 6}, "top_k: a token cannot choose 6 of 3 modules and 2 new ones"),
+        ({"modules": 2, "top_k": 6}, "top_k: there are not 6, but 3 modules and 2 new ones"),
     ],
 )
 def test_options_that_are_refused(source: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -15,8 +15,13 @@ EPILOG = """examples:
   braid compose runs/stories runs/maths --out models/both --dry-run
   braid compose runs/stories runs/maths --join gumbel_v1 --freeze paths --out models/both
   braid compose runs/seed-1 runs/seed-2 --join average --out models/average
+  braid compose runs/anna runs/bert --join "{kind: posterior, settle: 32}" --out models/owners
   braid compose runs/anna runs/bert --join modules --out models/owners
   braid compose A B C --names stories maths code --join "{kind: gumbel_v2, losses: {load_balance: 0.01}}" --out M
+
+For owners who do not show each other their text: train a model of what all may see, let each owner train it on
+with text of its own, and join these with posterior. Nothing is trained after that; with settle one model goes on alone
+after so many tokens of a text, so that long texts cost little more than one model (docs/tutorials/owners.md).
 """
 
 

@@ -155,7 +155,7 @@ class Insert(Edit):
         check_open(modules, source)
         for one in grown:
             if self.top_k is not None and self.top_k > (most := len(one.names) + self.modules):
-                what = f"top_k: a token cannot choose {self.top_k} of {len(one.names)} modules and {self.modules} new ones"
+                what = f"top_k: there are not {self.top_k}, but {len(one.names)} modules and {self.modules} new ones"
                 raise BraidError(what, one.address, f"Give at most --top-k {most}, or insert more.")
             if taken := [name for name in self.names if name in one.names]:
                 advice = "Choose another --name."

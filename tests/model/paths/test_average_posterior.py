@@ -256,7 +256,7 @@ def test_what_settles_costs_what_is_counted(stacked: bool) -> None:
 
 
 def test_what_follows_is_judged_once() -> None:
-    what = "nothing is judged after the first tokens of a text, where one path goes on alone"
+    what = "nothing is judged after the beginning of a text, where one path goes on alone"
     with pytest.raises(BraidError, match=what):
         posterior_model(window=3, settle=4)
 

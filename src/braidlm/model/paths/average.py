@@ -225,7 +225,7 @@ class PosteriorHead(AverageHead):
 
         def __post_init__(self) -> None:
             if self.window is not None and self.settle is not None:
-                what = "window: nothing is judged after the first tokens of a text, where one path goes on alone (settle)"
+                what = "window: nothing is judged after the beginning of a text, where one path goes on alone (settle)"
                 raise BraidError(what, todo="Leave out one of them.")
 
     weighs_tokens = True

@@ -79,9 +79,7 @@ def has_hooks(module: nn.Module) -> bool:
 def is_stack(module: nn.Module, members: int) -> bool:
     """Whether all that a module computes is a stack of so many members, and nothing else looks at its calls."""
     return all(
-        not has_hooks(part)
-        and not part._buffers
-        and (not part._parameters or getattr(part, "stack", None) == members)
+        not has_hooks(part) and not part._buffers and (not part._parameters or getattr(part, "stack", None) == members)
         for part in module.modules()
     )
 
