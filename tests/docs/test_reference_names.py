@@ -38,6 +38,8 @@ NEW: dict[str, str] = {
     r".* > --verbose": "edits say a summary; this shows where each tensor comes from",
     r"(Recipes|list recipes) > tiny/owners-modules": "modules of several owners on one base",
     r"edit > insert > --(text|beside|tokens|start)": "rows that begin as a domain's embedding, modules as copies",
+    r"(edit > insert > --top-k|Parts > join > routed > base_top_k)": "one of the base's modules beside a new one",
+    r"Parts > head > posterior > settle": "one model goes on alone after the beginning of a text",
     r"(Recipes|list recipes) > owners/.*": "every way that two owners have, on three pairs of text",
     r"(Recipes|list recipes) > best/strict-small-cpu": "the best recipe at the size of a laptop",
     r".*(memorisation|passages|samples|canaries|--reference|> reference)( .*)?": "what a model gives away of its text",

@@ -249,16 +249,17 @@ class ParallelLayer(nn.Module):
 
     def _stacked_outputs(self, hidden: Tensor, span: Span, member: int | None = None) -> tuple[list[Tensor], Routings]:
         """The outputs of all members of the stack, or of one of them."""
-        stack: Any = self.stack if member is None else one_member(self.stack, member)
-        members = slice(None) if member is None else slice(member, member + 1)
+        stack, enter, members = self.stack, self.enter, slice(None)
+        if member is not None:
+            assert stack is not None
+            stack, members = one_member(stack, member), slice(member, member + 1)
+            enter = None if enter is None else one_member(enter, member)
         if self.reads_own_slice:
             stream = torch.stack(hidden.split(self.widths, dim=-1)[members])
-        elif self.enter is None:
-            stream = hidden[None]
         else:
-            stream = (self.enter if member is None else one_member(self.enter, member))(hidden[None])
+            stream = hidden[None] if enter is None else enter(hidden[None])
         routings: Routings = ()
-        for block in stack:
+        for block in stack or ():
             stream, block_routings = block(stream, span)
             routings += block_routings
         return list(stream.expand(len(self.names[members]), *stream.shape[1:]).unbind(0)), routings
