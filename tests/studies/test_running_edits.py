@@ -255,7 +255,7 @@ def test_show_lists_variants(tmp_path: Path) -> None:
     facts = show(str(file))
     assert [(row["name"], row["kind"]) for row in facts["models"]][:2] == [("base", "whole"), ("tuned", "variant")]
     assert facts["models"][1]["training"]["tokens"] == 8 * 8 * 32
-    assert "Edited models are counted before their edits" in " ".join(facts["notes"])
+    assert "Edited models are counted before those edits that need the trained model" in " ".join(facts["notes"])
 
 
 def test_it_is_written_in_full_and_read_back_the_same(tmp_path: Path) -> None:
@@ -314,8 +314,12 @@ def test_owners_insert_into_one_base(tmp_path: Path) -> None:
     }
     together = {"compose": list(owners), "join": "modules"}
     trained = together | {"train": {"budget": "2 steps"}}
-    results = study(decode_study(variants_study(tmp_path, owners | {"together": together, "routed": trained})), "cpu")
+    planned = decode_study(variants_study(tmp_path, owners | {"together": together, "routed": trained}))
+    counted, results = study_models(planned), study(planned, "cpu")
     (whole,), (routed,) = results.of("together"), results.of("routed")
+    for name, made in counted.items():
+        if name in owners or name == "together":
+            assert made.config.architecture == load_model(results.of(name)[0].folder).config.architecture
     assert set(whole.silenced) == set(owners)
     before, after = load_model(whole.folder), load_model(routed.folder)
     assert module_routers(before)[0].choices[4:] == ("stories_owner_1", "maths_owner_1")

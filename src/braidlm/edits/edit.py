@@ -22,6 +22,7 @@ from braidlm.core.models.logits import UNCHANGED, check_promise
 from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.edits.account import SOURCE, Account, account_summary, account_table, targets
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Seed
 from braidlm.model.config.registry import Registry, import_files
 from braidlm.model.config.strict import decode
@@ -71,6 +72,10 @@ class Edit(ABC):
     def texts(self) -> dict[str, str]:
         """The texts that it reads, by their options; in a study they may be a domain's name."""
         return {key: text for key in ("text", "beside") if (text := getattr(self, key, None)) is not None}
+
+    def counted(self, config: BraidConfig) -> BraidConfig | None:
+        """The configuration of the new model, where that follows from the old one's alone."""
+        return None
 
     @abstractmethod
     def plan(self, source: OpenedBraid) -> EditPlan:

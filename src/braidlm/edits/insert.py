@@ -16,12 +16,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.models.logits import probe_ids
 from braidlm.edits.account import SOURCE, Fresh, Part, Transform, chosen_rows, from_source, parameters, planned
 from braidlm.edits.domain_embedding import DomainRow, domain_rows
 from braidlm.edits.edit import Edit, EditPlan, edits
-from braidlm.edits.modules import Modules, check_open, layers_of, modules_of, stages_of
+from braidlm.edits.modules import Layer, Modules, check_open, layers_of, modules_of, stages_of
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Choices, Count, NonNegative
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import FREEZABLE
@@ -78,19 +80,26 @@ class Insert(Edit):
     def names(self) -> list[str]:
         return [f"{self.name}_{number + 1}" for number in range(self.modules)]
 
+    def counted(self, config: BraidConfig) -> BraidConfig:
+        stages, _ = self._stages(layers_of(ModelInfo(config)))
+        return BraidConfig(config.architecture | {"stages": stages}, vocab_size=config.vocab_size)
+
+    def _stages(self, layers: list[Layer]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """The stages of layers with the new modules, and their addresses by the old ones."""
+        for layer in layers:
+            for one in modules_of(layer):  # modules that were inserted before are old ones now
+                experts = layer.options[one.part]["experts"]
+                new = self.names if self.parts in (one.part, "both") else []
+                experts["names"], experts["router"] = [*one.names, *new], self._router(one, new)
+        return stages_of(layers)
+
     def plan(self, source: OpenedBraid) -> EditPlan:
         layers = layers_of(source.info)
         modules = [one for layer in layers for one in modules_of(layer)]
         grown = [one for one in modules if self.parts in (one.part, "both")]
         self._check(source, modules, grown)
-        without = 0
-        for layer in layers:
-            for one in (own := modules_of(layer)):  # modules that were inserted before are old ones now
-                experts = layer.options[one.part]["experts"]
-                new = self.names if self.parts in (one.part, "both") else []
-                experts["names"], experts["router"] = [*one.names, *new], self._router(one, new)
-            without += not own
-        stages, addresses = stages_of(layers)
+        without = sum(not modules_of(layer) for layer in layers)
+        stages, addresses = self._stages(layers)
         decided = {"blocks"} | ({"routers"} if self.router == "rows" else set())
         decided |= {"embedding", "head"} if self.embedding == "frozen" else set()
         frozen = [part for part in FREEZABLE if part in decided | (set(source.config.frozen) - set(DECIDED))]

@@ -16,6 +16,7 @@ from braidlm.core.recipes import compose_recipe
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import composed_architecture
 from braidlm.edits.composing.path_models import MODULES
+from braidlm.edits.composing.side_by_side import counted_modules
 from braidlm.inspection.texts import DataSource
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode
@@ -130,7 +131,7 @@ def study_models(study: Study) -> dict[str, CountedModel]:
     """The skeletons of all models, in the order in which they are made; one error has all that cannot be built.
 
     They have the vocabulary that the study says, or the default of a trained tokenizer, and an edited model's is as
-    before its edits. Models of one configuration share a skeleton.
+    before those edits that need the trained model. Models of one configuration share a skeleton.
     """
     models: dict[str, CountedModel] = {}
     problems: list[str] = []
@@ -186,10 +187,15 @@ def _config(study: Study, name: str, before: dict[str, CountedModel]) -> BraidCo
 
     step, size = study.steps[name], study.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     if isinstance(step, ComposeStep) and step.join.kind == MODULES:
-        return of(step.compose[0])
+        return counted_modules({member: of(member) for member in step.compose})
     if isinstance(step, (ComposeStep, AverageStep)):
         parts = [of(member).decoded for member, _ in study.members(name)]
         layers, blocks = (step.layers, step.blocks) if isinstance(step, ComposeStep) else (None, 0)
         return BraidConfig(composed_architecture(parts, study.path_names(name), step.join, layers, blocks), size)
+    if isinstance(step, EditStep):
+        config = of(step.of)
+        for at, written in enumerate(step.edit):
+            config = decode_edit(written, f"edit[{at}]")[1].counted(config) or config
+        return config
     own = study.model_of(name) if isinstance(step, (TrainStep, DistilStep)) else None
     return of(step.reads[0]) if own is None else BraidConfig(own.architecture, size)

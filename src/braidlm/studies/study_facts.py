@@ -13,9 +13,10 @@ from braidlm.core.recipes import list_recipes
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.packing.packed_data import Manifest, is_packed, read_manifest
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
+from braidlm.edits.edit import Edit
 from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import decode_study, errors_of, study_models
-from braidlm.studies.steps import DistilStep, EditStep
+from braidlm.studies.steps import DistilStep, EditStep, decode_edit
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Unit
 from braidlm.training.monitoring.speed import (
@@ -180,5 +181,6 @@ def _notes(study: Study, plan: StudyPlan, words_are_known: bool) -> Iterator[str
         yield "Words, checkpoints and time are known when the data is prepared, which `braid train` begins with."
     if study.data.tokenizer.vocab_size is None:
         yield f"The vocabulary comes from the tokenizer; counted here with {DEFAULT_VOCAB_SIZE:,} tokens."
-    if any(isinstance(step, EditStep) for step in study.steps.values()):
-        yield "Edited models are counted before their edits, which need the trained model."
+    edited = [written for step in study.steps.values() if isinstance(step, EditStep) for written in step.edit]
+    if any(type(decode_edit(written, "edit")[1]).counted is Edit.counted for written in edited):
+        yield "Edited models are counted before those edits that need the trained model."

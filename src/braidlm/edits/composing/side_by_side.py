@@ -27,6 +27,7 @@ from braidlm.edits.modules import (
     still_frozen,
     with_inserted,
 )
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
 from braidlm.model.paths.switches import FREEZABLE, switch_off_modules
 from braidlm.opening.braid import OpenedBraid
@@ -55,6 +56,10 @@ class Owner:
         if not self.inserted:
             what = "this model has no inserted modules, and `--join modules` puts these side by side"
             raise BraidError(what, self.name, APART)
+
+    def rename(self) -> None:
+        """Call the inserted modules after the owner."""
+        self.called = {name: f"{self.name}_{number}" for number, name in enumerate(self.inserted, start=1)}
 
     def new(self, layer: int, number: int) -> list[str]:
         """The names of the inserted modules that one router of a layer chooses among."""
@@ -97,7 +102,7 @@ def _grown(owner: Owner, router: Callable[[int, int], dict[str, Any]]) -> list[L
     return layers
 
 
-def _laid_out(owners: Sequence[Owner]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def laid_out(owners: Sequence[Owner]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The stages of the model with the modules of all owners, and the address of each layer by that of the first
     owner's. Models on other bases are refused, and modules of one name."""
     if found := differences({owner.name: owner.base() for owner in owners}):
@@ -111,6 +116,15 @@ def _laid_out(owners: Sequence[Owner]) -> tuple[list[dict[str, Any]], dict[str, 
                 raise BraidError(what, todo="`--names A B` calls their modules A_1, A_2, B_1 and so on.")
             of[name] = owner.name
     return stages_of(_grown(owners[0], partial(_router, owners)))
+
+
+def counted_modules(configs: Mapping[str, BraidConfig]) -> BraidConfig:
+    """The configuration of the base with the inserted modules of these models, called after them."""
+    owners = [Owner(name, ModelInfo(config)) for name, config in configs.items()]
+    for owner in owners:
+        owner.rename()
+    first = owners[0].info.config
+    return BraidConfig(first.architecture | {"stages": laid_out(owners)[0]}, vocab_size=first.vocab_size)
 
 
 def _router(owners: Sequence[Owner], at: int, number: int) -> dict[str, Any]:
@@ -131,8 +145,8 @@ def plan_modules(models: Mapping[str, OpenedBraid], rename: bool, freeze: Sequen
     for owner, model in zip(owners, models.values(), strict=True):
         check_open([one for own in owner.modules for one in own], model)
         if rename:
-            owner.called = {name: f"{owner.name}_{number}" for number, name in enumerate(owner.inserted, start=1)}
-    stages, addresses = _laid_out(owners)
+            owner.rename()
+    stages, addresses = laid_out(owners)
     base, *others = owners
     source = models[base.name]
     config = source.config_with([part for part in FREEZABLE if part in {*LEFT, *freeze}], stages=stages)
