@@ -17,7 +17,7 @@ from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.model.config.strict import encode
 from braidlm.model.paths.switches import module_routers
 from braidlm.studies import running
-from braidlm.studies.decoding import TrainedModel, decode_study
+from braidlm.studies.decoding import TrainedModel, decode_study, study_models
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
