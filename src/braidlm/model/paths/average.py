@@ -259,7 +259,7 @@ class PosteriorHead(AverageHead):
         if self.settle is not None:
             keys = torch.arange(seen.shape[1] - time, seen.shape[1], device=hidden.device) + 1
             keys = keys if mask is None else mask[:, 0].sum(-1)
-            heard = torch.where((keys >= self.settle)[..., None], self._best_alone(heard), heard)
+            heard = torch.where((keys >= self.settle)[..., None], self._best_alone(heard), heard.clamp_min(NO_SHARE / 4))
         return {"evidence": heard.to(hidden.dtype)}
 
     def _judged(self, time: int, past: int) -> int:
@@ -312,12 +312,13 @@ class PosteriorHead(AverageHead):
         where a text has settled."""
         if self.settle is None or evidence is None or torch.is_grad_enabled() or is_recorded(hidden):
             return super().forward(hidden, evidence)
-        parts = hidden.split(self.widths, dim=-1)
-        averaged = hidden.new_full((*hidden.shape[:-1], len(self.weight)), -torch.inf, dtype=_wide(hidden))
-        for index, weight in zip(self.active, self.log_weights(hidden, evidence).unbind(-1), strict=True):
-            rows = weight > NO_SHARE / 2
-            own = self.logits_of(index, parts[index][rows]).log_softmax(-1) + weight[rows][:, None]
-            averaged[rows] = torch.logaddexp(averaged[rows], own)
+        parts, has_share = hidden.split(self.widths, dim=-1), self.of_active(evidence) > NO_SHARE / 2
+        averaged = hidden.new_empty((*hidden.shape[:-1], len(self.weight)), dtype=_wide(hidden))
+        together = has_share.all(-1)
+        averaged[together] = super().forward(hidden[together], evidence[together])
+        for index, alone in zip(self.active, has_share.unbind(-1), strict=True):
+            rows = alone & ~together
+            averaged[rows] = self.logits_of(index, parts[index][rows]).log_softmax(-1)
         return averaged
 
     def judge(self, before: Tensor, is_there: Tensor, tokens: Tensor) -> Tensor:
