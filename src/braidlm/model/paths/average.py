@@ -259,7 +259,9 @@ class PosteriorHead(AverageHead):
         if self.settle is not None:
             keys = torch.arange(seen.shape[1] - time, seen.shape[1], device=hidden.device) + 1
             keys = keys if mask is None else mask[:, 0].sum(-1)
-            heard = torch.where((keys >= self.settle)[..., None], self._best_alone(heard), heard.clamp_min(NO_SHARE / 4))
+            heard = torch.where(
+                (keys >= self.settle)[..., None], self._best_alone(heard), heard.clamp_min(NO_SHARE / 4)
+            )
         return {"evidence": heard.to(hidden.dtype)}
 
     def _judged(self, time: int, past: int) -> int:
