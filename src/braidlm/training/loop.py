@@ -315,6 +315,7 @@ class Trainer:
             "threads": self.threads,
             "dtype": "bf16" if self.stepper.dtype is torch.bfloat16 else "float32",
             "records": None if tracker is None else tracker.records,
+            "trainable": self.trainable_parameters,
         }
         facts = {**asdict(self.progress), **self.reporter.last, **self.reporter.weights_facts()}
         facts |= {key: value for one in self.features for key, value in one.told().items()}

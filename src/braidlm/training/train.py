@@ -91,8 +91,10 @@ def train(
 
 def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     """Check everything before the folder is touched, so that an error leaves nothing behind."""
-    memory = PeakMemory(rank.device)
     recipe, folder, resolved = loaded.recipe, Path(loaded.recipe.folder), loaded.as_dict()
+    if not fresh and rank.world_size == 1 and (run := _finished(recipe, resolved, rank)):
+        return run
+    memory = PeakMemory(rank.device)
     _check_architecture(loaded, rank)
     if recipe.training.lora is not None:
         check_peft("leave out training.lora to train the model's own weights.")
@@ -111,6 +113,21 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
         if rank.is_main:
             record_orders(data.train, folder / ORDER)
         return _run(trainer, folder)
+
+
+def _finished(recipe: Recipe, resolved: dict[str, Any], rank: Rank) -> Run | None:
+    """The run in the folder, if there is nothing left to do: neither its data nor its model are needed to say so."""
+    folder, budget = Path(recipe.folder), recipe.training.budget
+    checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep)
+    name, position = checkpoints.finished(budget) or ("", {})
+    if "trainable" not in position:  # nor had states of version 0.1
+        return None
+    check_folder(folder, resolved, fresh=False)
+    with claimed(folder, resolved, fresh=False):
+        checkpoints.remove_leftovers()
+    console.say(f"{folder} is finished already ({budget}).")
+    progress = Progress(**position["progress"])
+    return Run(folder, checkpoints.models / name, progress, finished=True, trainable=position["trainable"])
 
 
 def with_rows_of_run(recipe: Recipe, folder: Path, rank: Rank) -> Recipe:

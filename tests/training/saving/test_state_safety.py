@@ -132,6 +132,7 @@ def of_today(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_changed_state_of_today_is_refused(name: str, how: str, of_today: Path, tmp_path: Path) -> None:
     shutil.copytree(of_today, tmp_path / "run")
     recipe = yaml.safe_load((of_today / "recipe.yaml").read_text()) | {"out": str(tmp_path / "run")}
+    recipe["training"]["budget"] = "9 steps"  # of a finished run no state is read
     state = tmp_path / "run" / "states" / "step-000008"
     assert sorted(read_json(state / "manifest.json")["files"]) == [
         "optimizer.safetensors",

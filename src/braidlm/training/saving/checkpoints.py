@@ -28,7 +28,7 @@ from braidlm.core.models.runs import MODEL_CONFIGS, checkpoint_steps, is_interru
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.opening.names import best_checkpoint
-from braidlm.training.amounts import Pace, Progress, short
+from braidlm.training.amounts import Amount, Pace, Progress, short
 from braidlm.training.features.feature import evaluating
 from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS
 from braidlm.training.saving.shards import Shards, finished, start_writing, weights_apart
@@ -124,6 +124,16 @@ class Checkpoints:
                 return name
             if self.rank.is_main:
                 warn(f"checkpoint {name} cannot be used ({problem}); trying the one before")
+        return None
+
+    def finished(self, budget: Amount) -> tuple[str, dict[str, Any]] | None:
+        """The last checkpoint and its position, if it is good and reached the budget; no other file is read for it."""
+        with contextlib.suppress(BraidError, IndexError, KeyError, TypeError):
+            name = self._in_order()[-1]
+            position = read_json(self.states / name / POSITION)
+            is_done = Progress(**position["progress"]).done(budget.unit) >= budget.count
+            if is_done and state_problem(self.states / name, self.models / name) is None:
+                return name, position
         return None
 
     def check_empty(self) -> None:
