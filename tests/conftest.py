@@ -93,6 +93,16 @@ def _parse_code_once() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _few_trials() -> Iterator[None]:
+    """Runs of a few steps need not know for certain which of two equal computations is faster."""
+    compute = sys.modules.get("braidlm.training.step.compute")
+    with pytest.MonkeyPatch.context() as patch:
+        if compute is not None:
+            patch.setattr(compute, "TRIALS", 1)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
     """Tiny models are slower on two threads, and the other core may be busy; nor do processes pack little text faster,
     of which `prepare` starts one for each core unless it is told how many."""

@@ -14,7 +14,6 @@ from braidlm.studies.compare import check_same_batches
 from braidlm.studies.decoding import decode_study
 from braidlm.studies.running import run_study
 from braidlm.training.recipe import decode_recipe
-from braidlm.training.step import compute
 from braidlm.training.train import train
 from tests.recipes.toy import kind, with_what_they_read
 
@@ -27,12 +26,6 @@ DOCUMENTS = 150
 @cache
 def composed(name: str) -> dict[str, Any]:
     return compose_recipe(name)
-
-
-@pytest.fixture(autouse=True)
-def _few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of two steps need not know for certain which of two equal computations is faster."""
-    monkeypatch.setattr(compute, "TRIALS", 1)
 
 
 def test_there_are_some() -> None:

@@ -14,7 +14,6 @@ import pytest
 from braidlm.core.recipes import compose_recipe, is_study, list_recipes
 from braidlm.studies.decoding import decode_study
 from braidlm.studies.running import run_study
-from braidlm.training.step import compute
 from braidlm.training.train import train
 from tests.recipes.toy import STEPS, VOCABULARY, kind, toy, with_what_they_read, words
 from tests.tiny_decoders import save_decoder
@@ -42,11 +41,6 @@ def toy_forms() -> dict[str, dict[str, Any]]:
             found[name] = form | ({"steps": with_what_they_read(steps, wanted)} if steps else {})
     assert {TAUGHT, DECODER, BASELINE} <= found.keys()
     return found
-
-
-@pytest.fixture(autouse=True)
-def _few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "TRIALS", 1)
 
 
 @pytest.fixture(scope="module")
