@@ -116,8 +116,11 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
 
 
 def _finished(recipe: Recipe, resolved: dict[str, Any], rank: Rank) -> Run | None:
-    """The run in the folder, if there is nothing left to do: neither its data nor its model are needed to say so."""
+    """The run in the folder, if there is nothing left to do: neither its data nor its model are needed to say so, but
+    for one that trains what stands beside a base, which may have changed."""
     folder, budget = Path(recipe.folder), recipe.training.budget
+    if recipe.decoder is not None or recipe.training.lora is not None:
+        return None
     checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep)
     name, position = checkpoints.finished(budget) or ("", {})
     if "trainable" not in position:  # nor had states of version 0.1
