@@ -13,9 +13,10 @@ COMPAT_READY := $(COMPAT:%=.venvs/transformers-%/.ready)
 demo: $(VENV)/.ready-demo
 	$(BIN)/braid demo --out demo
 
-# Each process works through neighbouring tests, which share fixtures, and at the end takes from the other's.
+# Each process works through neighbouring tests, which share fixtures, and at the end takes from the other's. Bytecode is
+# kept, since every process would compile sources and assertions again.
 test: check
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check src tests benchmarks docs
