@@ -205,3 +205,21 @@ def test_loading_with_a_path_that_is_not_there(folder: Path, tmp_path: Path) -> 
     with pytest.raises(BraidError) as caught:
         load_model(plain, paths=["stories"])
     assert str(caught.value) == f"{plain}: this model has no paths to choose from"
+
+
+@pytest.mark.parametrize("kind", joins)
+@pytest.mark.parametrize("others", [["b", "c"], {"b": {}, "c": {"width": 8}}], ids=["stacked", "one by one"])
+def test_a_stage_without_an_active_path_adds_what_its_join_makes_of_nothing(kind: str, others: Any) -> None:
+    """The weights of its paths say nothing any more, and a cache or gradients change nothing."""
+    first = {"parallel": {"paths": ["a", "b"], "join": "add"}}
+    model = tiny_model(stages=[first, {"parallel": {"paths": others, "layers": 2, "join": kind}}])
+    use_paths(model, ["a"])
+    before, ids = logits(model), random_ids(2, 7)
+    assert before.isfinite().all()
+    with torch.no_grad():
+        close(model(ids).logits, before)
+    close(model(ids, use_cache=False).logits.detach(), before)
+    for layer in model.model.stages[1].layers:
+        for parameter in (layer.stack or layer.paths).parameters():
+            parameter.data.normal_()
+    close(logits(model), before)

@@ -132,7 +132,7 @@ class TopKRouter(nn.Module):
             ranked_BTN = ranked_BTN if inactive_N is None else ranked_BTN.masked_fill(inactive_N, -torch.inf)
         chosen_BTK = self._choose(ranked_BTN, probabilities_BTN.detach())
         weights_BTK = probabilities_BTN.gather(-1, chosen_BTK)
-        if self.config.renormalise:
+        if self.config.renormalise and active != []:  # without an active choice all weights are 0
             weights_BTK = weights_BTK / weights_BTK.sum(-1, keepdim=True)
         if self.drop.probability:
             weights_BTK = leave_out(weights_BTK, self.drop.probability)
@@ -203,7 +203,8 @@ def _shares(scores_BTN: Tensor, silent: Tensor, active: list[int] | None) -> Ten
     shares = together.softmax(-1)[..., : own.shape[-1]]
     if active is None:
         return shares
-    return torch.zeros_like(scores_BTN).index_copy(-1, torch.tensor(active, device=shares.device), shares)
+    index = torch.tensor(active, dtype=torch.long, device=shares.device)
+    return torch.zeros_like(scores_BTN).index_copy(-1, index, shares)
 
 
 class RouterStack(nn.ModuleDict):
