@@ -1,6 +1,6 @@
 """Rows of the papers' tables: trainings and evaluations side by side on one GPU, then one file of results a table.
 
-python benchmarks/paper_rows.py benchmarks/plans/papers.yaml --data DIR --out runs/rows [--only moep-table1 pruning]
+python benchmarks/paper_rows.py benchmarks/plans/rows.yaml --data DIR --out runs/rows [--only moep-table1 pruning]
 
 A plan has tables; a table has chains, one for each combination of what `each` lists, or of the parts that `split` makes
 of a study's steps; a chain's commands run one after another. As many chains run at once as memory takes, in the order
