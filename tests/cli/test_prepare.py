@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from braidlm.cli.main import main
+from braidlm.data.packing.packed_data import PackedData
 
 
 def test_names_are_no_markup(
@@ -27,3 +28,22 @@ def test_of_several_sets_the_first_trains_the_tokenizer(
     size = ["--vocab-size", "300"] if told else []
     assert main(["prepare", "tales=stories", "sums=maths", *options, *size]) == 0
     assert ("The tokenizer is trained on tales alone and used for all" in capsys.readouterr().out) == told
+
+
+def test_breaks_of_lines_are_written_as_two_characters(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"q": "one", "p": "two", "a": "three"}\n')
+    reading = [
+        "--field",
+        "q",
+        "--field",
+        "p",
+        "--answer",
+        "a",
+        "--joiner",
+        "\\n\\n",
+        "--template",
+        "{question}\\n{answer}",
+    ]
+    options = ["--tokenizer", "bytes", "--workers", "1", "--out", str(tmp_path / "out")]
+    assert main(["prepare", str(tmp_path / "a.jsonl"), *reading, *options]) == 0
+    assert bytes(PackedData(tmp_path / "out").tokens[:-1].tolist()) == b"one\n\ntwo\nthree"

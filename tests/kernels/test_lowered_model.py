@@ -348,13 +348,17 @@ def test_dropout_of_what_experts_give(name: str, device: str, monkeypatch: pytes
     assert_dropout_equals_the_plain_one(tiny_model(**ROUTED[name], dropout={"expert_outputs": 0.4}), device)
 
 
-@pytest.mark.parametrize("name", [*BESIDE, "moep", "gated", "llama", "papaformer"])
-def test_dropout_of_activations(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+RESIDUAL = ["gpt2", "moep", "depths alone, with biases", "experts beside a shared part", "sublayers"]
+KINDS = [("feed", name) for name in (*BESIDE, "moep", "gated", "llama", "papaformer")]
+
+
+@pytest.mark.parametrize(("kind", "name"), KINDS + [("residual", name) for name in RESIDUAL])
+def test_dropout_of_values(kind: str, name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a known factor: a threshold of 1 drops next to nothing, and what is kept is scaled."""
     monkeypatch.setattr(DropoutUse, "threshold", property(lambda use: 1 if use.probability else 0))
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, probability: x / (1 - probability))
     architecture = (DENSE | ROUTED)[name]
-    actual = assert_dropout_equals_the_plain_one(tiny_model(**architecture, dropout={"feed": 0.4}), device)
+    actual = assert_dropout_equals_the_plain_one(tiny_model(**architecture, dropout={kind: 0.4}), device)
     with torch.no_grad():
         undropped, _ = plain_stream(tiny_model(**architecture).to(device).train().model, random_ids(2, 9).to(device))
     assert not torch.allclose(actual["stream"], undropped, rtol=1e-2)

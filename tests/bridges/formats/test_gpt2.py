@@ -8,7 +8,7 @@ from transformers import GPT2LMHeadModel, GPT2Model
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
-from braidlm.core.models.folders import load_lineage, load_model
+from braidlm.core.models.folders import load_config, load_lineage, load_model
 from braidlm.opening.convert import convert
 from tests.bridges.checkpoints import braid, difference, gpt2, reconfigure, rewrite, same_tensors, saved
 
@@ -47,6 +47,8 @@ def test_settings_survive_the_round_trip(tmp_path):
     theirs = gpt2(**SHAPES["dropout"], n_inner=40, layer_norm_epsilon=0.01, initializer_range=0.05)
     theirs.save_pretrained(tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "braid")
+    dropout = load_config(tmp_path / "braid").architecture["dropout"]
+    assert [dropout[kind] for kind in ("embedding", "attention", "residual")] == [0.3, 0.2, 0.4]
     convert(tmp_path / "braid", tmp_path / "back", to="gpt2")
     before, after = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("hf", "back"))
     assert after == before

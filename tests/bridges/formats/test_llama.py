@@ -21,7 +21,7 @@ SHAPES = {
     "other head size": {"head_dim": 12, "num_key_value_heads": 2},
     "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "epsilon": {"rms_norm_eps": 0.1},
-    "attention dropout": {"attention_dropout": 0.3},
+    "what only training reads": {"attention_dropout": 0.3, "initializer_range": 0.05},
 }
 OURS = {"block": {"attention": {"heads": 4}}, "stages": [{"block": {"layers": 2}}]}
 

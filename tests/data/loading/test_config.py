@@ -1,7 +1,9 @@
 """A corpus folder with splits, as one data set."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig, find_splits
 from braidlm.data.loading.open_data import OpenData, open_data
+from braidlm.data.sources.format import Reading, ReadOptions
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.config.strict import decode
 
@@ -133,3 +136,28 @@ def test_texts_may_begin_with_the_token_that_ends_one(tmp_path: Path) -> None:
     for option, value in (("begin", True), ("space_before", "lines")):
         with pytest.raises(BraidError, match=rf"data\.tokenizer\.{option}.*is trained here"):
             opened(kind="bytes", **{option: value})
+
+
+READ: dict[str, Any] = {
+    "documents": 7,
+    "seed": 3,
+    "fields": ("q", "a"),
+    "joiner": " ",
+    "answer": "a",
+    "template": "{question}: {answer}",
+    "separator": {"*.md": "file"},
+    "encoding": "latin-1",
+    "errors": "replace",
+    "split": "dev",
+    "duplicates": "near",
+    "chunk_tokens": 8,
+    "quality": ("length",),
+}
+
+
+def test_every_option_of_reading_is_passed_on() -> None:
+    assert set(READ) == {field.name for field in fields(Reading)}
+    for name, value in READ.items():
+        options = decode(DataSetConfig, {"source": "texts", name: value}).read_options()
+        assert options == ReadOptions(**{name: value})
+    assert decode(DataSetConfig, {"source": "hub:x", "configuration": "small"}).read_options().subset == "small"

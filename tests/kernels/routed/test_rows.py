@@ -16,7 +16,13 @@ from braidlm.kernels.routed.grouped.products import plain_grouped
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.routed.rows import AddNormRows, ProjectAddNormRows, plain_add_norm_rows
 from braidlm.kernels.side_stream import DeferredGradient
-from tests.kernels.comparison import TOLERANCES, ReadDeferred, assert_close, assert_equal_with_gradients
+from tests.kernels.comparison import (
+    TOLERANCES,
+    ReadDeferred,
+    assert_close,
+    assert_equal_with_gradients,
+    nan_in_new_memory,
+)
 from tests.kernels.sorted_rows import choices, matrices, permuted, real_rows, with_padding
 
 
@@ -53,6 +59,29 @@ def test_add_norm_rows_drops_the_same_backward(permutation: Permutation, device:
     upstream = [torch.where(real, 1.0, 0.0).expand_as(summed), torch.zeros_like(normed)]
     (gradient,) = torch.autograd.grad([summed, normed], ones, upstream)
     torch.testing.assert_close(gradient[real[:, 0]], summed.detach()[real[:, 0]])
+
+
+@pytest.mark.parametrize("projects", [False, True], ids=["add", "project and add"])
+@pytest.mark.parametrize("rate", [0.0, 0.25], ids=["", "dropout"])
+def test_padding_rows_are_written_as_zeros(projects: bool, rate: float, device: str) -> None:
+    """What reads them next multiplies them, and what new memory holds may be NaN."""
+    permutation, _ = permuted("top 2, an empty expert", device)
+    used = permutation.tile_expert.repeat_interleave(permutation.tile) >= 0
+    padding, real = used & (permutation.source < 0), (permutation.source >= 0)[:, None]
+    assert padding.any()
+    stream = torch.randn(len(permutation.row_of_choice), 24, device=device, requires_grad=True)
+    rows = torch.randn(permutation.rows, 24, device=device, requires_grad=True)
+    weight, cast, _ = matrices(permutation.experts, 24, 24, dtype=torch.float32, device=device)
+    norm = NormConfig(1e-5, True, dropout=DropoutUse(rate, torch.tensor([5], device=device) if rate else None))
+    with nan_in_new_memory():
+        if projects:
+            outputs = ProjectAddNormRows.apply(rows, weight, cast, None, stream, permutation, norm)
+        else:
+            outputs = AddNormRows.apply(stream, rows, permutation, norm)
+        upstream = [torch.where(real, torch.randn(x.shape, device=device), 0.0) for x in outputs]
+        (gradient,) = torch.autograd.grad(outputs, rows, upstream)
+    for written in (*outputs, gradient):
+        assert not written[padding].any()
 
 
 def check_project_add_norm_rows(

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import Windows
+from braidlm.data.loading.config import MixtureConfig
 from braidlm.data.loading.loader import Loader
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
+from braidlm.training.amounts import Amount
 from braidlm.training.features.feature import Setup
-from braidlm.training.features.privacy import Privacy, epsilon_spent, noise_multiplier
+from braidlm.training.features.privacy import Privacy, PrivacyConfig, epsilon_spent, noise_multiplier
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
@@ -145,6 +147,35 @@ def test_a_row_is_in_a_step_once() -> None:
         assert privacy.labels == 8 * len(rows)
         seen += len(rows)
     assert seen < 20, "an epoch has ended within a batch"
+
+
+def test_rows_at_one_place_of_two_data_sets_are_two_rows() -> None:
+    loader = Loader([stream(50, "one"), stream(50, "other")], Windows(Windows.Config(stride=9)), 8, 10)
+    whole = loader.next_batch()
+    assert len({tuple(row) for row in whole.inputs}) == 5, "all rows of both, and they are at the same places"
+    assert np.array_equal(object.__new__(Privacy).read_batch(whole).labels, whole.labels)
+
+
+def test_the_rate_is_that_of_the_data_set_that_is_read_most_often() -> None:
+    """A row of a small data set with a large weight is in more steps than a row of the other."""
+    mix = MixtureConfig(weights={"few": 1, "many": 1})
+    loader = Loader([stream(50, "few"), stream(500, "many")], Windows(Windows.Config(stride=9)), 8, 4, mix=mix)
+    privacy = object.__new__(Privacy)
+    privacy.config, privacy.budget = PrivacyConfig(epsilon=8, delta=1e-5), Amount(3)
+    privacy.read_loader(loader)
+    assert privacy.rate == pytest.approx(2 / 5)  # two of its five rows in every step
+    assert privacy.noise == pytest.approx(noise_multiplier(8, 1e-5, 2 / 5, 3))
+
+
+def test_every_number_has_noise_of_its_own_in_every_step() -> None:
+    privacy, _ = private_step(tiny_model(), *batch())
+    noises = []
+    for step in (1, 2):
+        privacy.begin_step(step, 0.0)
+        privacy.end_gradients()
+        noises += [parameter.grad.flatten() for parameter in privacy.sums]
+    values = torch.cat(noises)
+    assert len(values.unique()) > 0.99 * len(values)
 
 
 def test_the_noise_has_its_size_and_no_seed() -> None:

@@ -54,8 +54,10 @@ def test_rate_and_decay_are_those_of_the_first_pattern_that_fits(kind: str) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_decay_has_its_own_factor(kind: str) -> None:
-    model = tiny_model(block=EXPERTS)
-    optimizer = made(model, kind, weight_decay=0.2, groups={"*.bank.*": {"weight_decay": 3.0}})
+    model, plain = (tiny_model(block=EXPERTS) for _ in range(2))
+    plain.load_state_dict(model.state_dict())
+    options: dict[str, Any] = {"weight_decay": 0.2, "groups": {"*.bank.*": {"weight_decay": 3.0}}}
+    optimizer = made(model, kind, **options)
     names = {p: name for name, p in model.named_parameters()}
     decays = {
         names[p]: group["weight_decay"]
@@ -69,6 +71,10 @@ def test_decay_has_its_own_factor(kind: str) -> None:
             assert decay == pytest.approx(0.6)
         else:
             assert decay in (0.0, 0.2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    without, found = moved(plain, kind, weight_decay=0.0), moved(model, kind, **options)
+    for name, decay in decays.items():
+        torch.testing.assert_close(without[name] - found[name], 0.01 * decay * before[name], atol=2e-7, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
