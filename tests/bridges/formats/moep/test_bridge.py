@@ -119,6 +119,22 @@ def test_routers_and_experts_in_lists_beside_the_layers(tmp_path: Path) -> None:
     assert (imported(saved(tmp_path, renamed))(IDS).logits - plain(IDS)).abs().max() < 1e-5
 
 
+def test_settings_that_no_tensor_shows(tmp_path: Path) -> None:
+    dropout = {"embd_pdrop": 0.3, "attn_pdrop": 0.2, "resid_pdrop": 0.4}
+    top_k = {"blocks_top_k": 1, "experts_top_k": 3, "norm_topk_prob": False, "router_aux_loss_coef": 0.5}
+    settings = {"layer_norm_epsilon": 0.1, "activation_function": "relu", "initializer_range": 0.05, **dropout, **top_k}
+    convert(saved(tmp_path, PlainMoep().tensors(), CONFIG | settings), tmp_path / "out")
+    ours = load_config(tmp_path / "out").architecture
+    assert [ours["dropout"][kind] for kind in ("embedding", "attention", "residual")] == [0.3, 0.2, 0.4]
+    assert (ours["norm"]["eps"], ours["initialisation"]["std"]) == (0.1, 0.05)
+    block, shrink, parallel, grow, _ = (next(iter(stage.values())) for stage in ours["stages"])
+    assert (block["norm"]["eps"], block["feed"]["activation"]) == (0.1, "relu")
+    routers = parallel["join"], shrink["experts"]["router"], grow["experts"]["router"]
+    assert [router["top_k"] for router in routers] == [1, 3, 3]
+    for router in routers:
+        assert (router["renormalise"], router["losses"]) == (False, {"switch": 0.5})
+
+
 def test_the_paper_s_constants_where_the_configuration_says_nothing(tmp_path: Path) -> None:
     folder = saved(tmp_path, PlainMoep().tensors(), {"model_type": "moep_lm", "num_attention_heads": 4})
     notes = convert(folder, tmp_path / "out").notes
