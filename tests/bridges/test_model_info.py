@@ -27,8 +27,8 @@ def test_stages_of_several_layers_are_compared_with_their_own() -> None:
 
 
 def test_of_a_router_all_is_compared_that_the_function_depends_on() -> None:
-    sizes = {"n_embd": 32, "n_layer": 1, "block_size": 24, "n_head": 2, "att_hidden": 16, "ffd_hidden": 24}
-    config = ModuleFormerConfig(vocab_size=67, gating_size=8, n_att_experts=3, n_mlp_experts=3, **sizes)
+    sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 1, "n_head": 2, "att_hidden": 16, "ffd_hidden": 24}
+    config = ModuleFormerConfig(vocab_size=67, block_size=24, n_att_experts=3, n_mlp_experts=3, **sizes)
 
     def lost(**router: Any) -> list[str]:
         ours = config.architecture()

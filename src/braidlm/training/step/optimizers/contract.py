@@ -147,7 +147,7 @@ def make_groups(
     for members, decay in zip(split_by_decay(model, config), (coupled, 0.0), strict=True):
         for pattern, factors in kinds:
             if params := [p for p in members if p in chosen and patterns.get(p) == pattern]:
-                rate: Any = torch.tensor(lr * factors.lr, device=device) if capturable else lr * factors.lr
+                rate: Any = torch.tensor(lr, device=device) if capturable else lr
                 scales = {"weight_decay": decay * factors.weight_decay, "lr_scale": factors.lr}
                 groups.append({"params": params, "lr": rate, **scales})
     return groups
