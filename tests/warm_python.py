@@ -137,8 +137,11 @@ def _run(descriptors: list[int], python: str, words: list[str], folder: str, env
     os.environ.clear()
     os.environ.update(environment)
     sys.executable = python
+    import torch
     from transformers import dynamic_module_utils
 
+    # A fork has no threads of its own yet: several that make them at the same time find none ("Invalid thread pool!").
+    torch.set_num_threads(torch.get_num_threads())
     # What transformers has read once.
     dynamic_module_utils.HF_MODULES_CACHE = environment.get("HF_MODULES_CACHE", dynamic_module_utils.HF_MODULES_CACHE)
     code: Any = None

@@ -253,7 +253,7 @@ def test_what_cannot_be_composed_or_exported_is_refused(tmp_path: Path) -> None:
         compose(folders, tmp_path / "out")
     with pytest.raises(BraidError, match="embeddings differ: 'c' has two_tables, 'e' has tokens; heads differ"):
         compose([folders[0], saved_path(tmp_path / "e", 4, **plain)], tmp_path / "out")
-    with pytest.raises(BraidError, match=r"the embedding is 'two_tables'; .*\n.* the head is 'two_matrices'"):
+    with pytest.raises(BraidError, match=r"embedding\.kind is two_tables; .*\n.* head\.kind is two_matrices"):
         convert(two[0], to="llama", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

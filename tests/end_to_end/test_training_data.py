@@ -102,7 +102,7 @@ def test_what_is_prepared_on_demand_is_kept(tmp_path: Path, monkeypatch: pytest.
         for target in (
             "braidlm.data.loading.open_data.train_tokenizer",
             "braidlm.data.packing.prepare.pack_all",
-            "braidlm.data.packing.prepare.assemble",
+            "braidlm.data.packing.shards.PackedText.assemble",
         ):
             patch.setattr(target, None)
         again = opened(**config)

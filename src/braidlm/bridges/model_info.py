@@ -163,7 +163,7 @@ def lost_options(info: ModelInfo, again: ModelInfo, title: str, zero_biases: boo
     ours, theirs = (function_of(encode(own.architecture)) for own in (info, again))
     for tree in (ours, theirs):
         tree["positions"].pop("pairs", None)  # rows of queries and keys are reordered
-        del tree["stages"]
+        del tree["stages"], tree["compression"]
     stages = info.model.model.stages
     blocks = [again.block_options(at) for at, stage in enumerate(again.model.model.stages) for _ in stage.layers]
     for number in range(len(stages)):
@@ -172,7 +172,10 @@ def lost_options(info: ModelInfo, again: ModelInfo, title: str, zero_biases: boo
         ours[name], theirs[name] = map(function_of, pair)
     found = differences({"ours": ours, "theirs": theirs})
     others = {key.removesuffix(".kind") for key in found if key.endswith(".kind")}  # whose options say nothing more
-    return [
+    compressed = [
+        f"matrices are compressed ({one.kind}); {title} stores each as it is" for one in info.architecture.compression
+    ]
+    return compressed + [
         f"{key} is {_said(values['ours'])}; {title} has {_said(values['theirs'])}"
         for key, values in found.items()
         if key.endswith(".kind") or not any(key.startswith(f"{other}.") for other in others)
