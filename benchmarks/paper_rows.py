@@ -58,6 +58,11 @@ class Chain:
         file = self.out / "done"
         return int(file.read_text()) if file.exists() else 0
 
+    @property
+    def is_left(self) -> bool:
+        """Whether some of its commands have not finished."""
+        return self.done < len(self.commands)
+
     def run(self, stopped: threading.Event) -> None:
         """Run what has not run yet; a command that fails ends the chain."""
         self.out.mkdir(parents=True, exist_ok=True)
@@ -108,7 +113,7 @@ def run_side_by_side(waiting: list[Chain], gigabytes: float) -> None:
     stopped, running = threading.Event(), dict[threading.Thread, Chain]()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    waiting = [chain for chain in waiting if chain.done < len(chain.commands)]
+    waiting = [chain for chain in waiting if chain.is_left]
     while (waiting and not stopped.is_set()) or running:
         running = {thread: chain for thread, chain in running.items() if thread.is_alive()}
         free = gigabytes - sum(chain.gigabytes for chain in running.values())
@@ -145,13 +150,14 @@ def rows_of(chain: Chain) -> Iterator[dict[str, Any]]:
 
 
 def record_tables(all_chains: list[Chain], notes: dict[str, str], to: Path) -> None:
-    """One file of results for each table of which every chain has finished."""
+    """One file of results for each table of which any command has finished; its notes say what has not."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for table, group in itertools.groupby(all_chains, key=lambda chain: chain.table):
         its = list(group)
-        if any(chain.done < len(chain.commands) for chain in its):
-            print(f"{table}: not finished")
+        left = [f"{chain.name} ({chain.done} of {len(chain.commands)})" for chain in its if chain.is_left]
+        if not any(chain.done for chain in its):
+            print(f"{table}: not begun")
             continue
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         date = datetime.now(UTC).date().isoformat()
         facts = {
             "benchmark": table,
@@ -159,12 +165,12 @@ def record_tables(all_chains: list[Chain], notes: dict[str, str], to: Path) -> N
             "hardware": hardware(device),
             "torch": torch.__version__,
             "command": f"python benchmarks/paper_rows.py PLAN --only {table}",
-            "notes": notes.get(table, ""),
-            "rows": [row for chain in its for row in rows_of(chain)],
+            "notes": "; ".join(filter(None, [notes[table], left and f"commands left: {', '.join(left)}"])),
+            "rows": [row for chain in its if chain.done for row in rows_of(chain)],
         }
         path = to / f"{date}-{table.replace('-', '_')}-{'gpu' if device.type == 'cuda' else 'cpu'}.json"
         path.write_text(json.dumps(facts, indent=1) + "\n")
-        print(f"{table}: {path}")
+        print(f"{table}: {path}{', not finished' if left else ''}")
 
 
 def main() -> None:
