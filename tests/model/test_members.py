@@ -92,13 +92,14 @@ def test_a_cache_and_left_padding_change_nothing(how: str) -> None:
     close(model(real[0], attention_mask=real[1]).logits[:, :12], wanted)
 
 
-@pytest.mark.parametrize("how", ["posterior", "window"])
+@pytest.mark.parametrize("how", [how for how, options in JUDGED.items() if options.get("judged")])
 @torch.no_grad()
 def test_shares_are_those_of_the_text_without_its_padding(how: str) -> None:
     made, ids, pad = decoders(("llama", "gpt2")), random_ids(2, 9, vocab_size=320), 4
     model = joined(made, (0.7, 0.3), **JUDGED[how])
     before = torch.tensor([0.7, 0.3], dtype=torch.float64).log()[:, None, None]
-    wanted = (before + posterior_shares(apart(made, ids), ids, JUDGED[how]["window"])).log_softmax(0).movedim(0, -1)
+    said = posterior_shares(apart(made, ids), ids, **JUDGED[how].get("rule", {}))
+    wanted = (before + said).log_softmax(0).movedim(0, -1)
     close(model.log_shares(ids), wanted)
     padded, mask = F.pad(ids, (pad, 0), value=1), F.pad(torch.ones_like(ids), (pad, 0))
     close(model.log_shares(padded, mask)[:, pad:], wanted)
