@@ -99,10 +99,10 @@ def test_shares_are_those_of_the_text_without_its_padding(how: str) -> None:
     model = joined(made, (0.7, 0.3), **JUDGED[how])
     before = torch.tensor([0.7, 0.3], dtype=torch.float64).log()[:, None, None]
     said = posterior_shares(apart(made, ids), ids, **JUDGED[how].get("rule", {}))
-    wanted = (before + said).log_softmax(0).movedim(0, -1)
-    close(model.log_shares(ids), wanted)
+    wanted = (before + said).softmax(0).movedim(0, -1)
+    close(model.log_shares(ids).exp(), wanted)
     padded, mask = F.pad(ids, (pad, 0), value=1), F.pad(torch.ones_like(ids), (pad, 0))
-    close(model.log_shares(padded, mask)[:, pad:], wanted)
+    close(model.log_shares(padded, mask)[:, pad:].exp(), wanted)
 
 
 @pytest.mark.parametrize("how", JUDGED)
