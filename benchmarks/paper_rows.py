@@ -75,6 +75,8 @@ class Chain:
                         os.killpg(process.pid, signal.SIGINT)
                         process.wait()
             print(f"{self.name}, command {number}: exit {process.returncode}, {time.time() - begun:.0f} s", flush=True)
+            if process.returncode and not stopped.is_set():
+                print(f"  see {log.name}", flush=True)
             if process.returncode or stopped.is_set():
                 return
             (self.out / "done").write_text(str(number))
@@ -187,6 +189,8 @@ def main() -> None:
     unknown = set(args.only or []) - plan.keys()
     if unknown:
         parser.error(f"the plan has no {', '.join(sorted(unknown))}; it has {', '.join(plan)}")
+    if not args.data.is_dir() and not args.record:
+        parser.error(f"--data: there is no folder {args.data}")
     planned = list(chains(plan, args.only, args.data.resolve(), args.out.resolve()))
     if not args.record:
         if torch.cuda.is_available() and (service := shutil.which("nvidia-cuda-mps-control")):
