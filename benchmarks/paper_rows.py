@@ -2,9 +2,9 @@
 
 python benchmarks/paper_rows.py benchmarks/plans/rows.yaml --data DIR --out runs/rows [--only moep-table1 pruning]
 
-A plan has tables; a table has chains, one for each combination of what `each` lists, or of the parts that `split` makes
+A plan has tables; a table has chains, one for each combination of what `each` lists and of the parts that `split` makes
 of a study's steps; a chain's commands run one after another. As many chains run at once as memory takes, in the order
-of the plan. The same command goes on with what was stopped. --record writes the results of what has finished so far,
+of the plan; a failed chain is tried once more. The same command goes on with what was stopped. --record writes the results of what has finished so far,
 and trains nothing. Tiny models leave most of a GPU idle, so CUDA's multi-process service is started where there is one.
 """
 
@@ -32,7 +32,7 @@ from measure import RESULTS, hardware
 
 from braidlm.core.recipes import compose_recipe
 
-_LEFT_OUT = {"folder", "run_folder", "sha256", "parts", "by", "metric", "task", "higher_is_better", "silenced"}
+_LEFT_OUT = {"folder", "run_folder", "sha256", "parts", "by", "metric", "task", "higher_is_better", "silenced", "part"}
 """What a row needs not: where a model lay, and the scores of every set of a task."""
 
 _BRAID = re.compile(r"\bbraid (?=[a-z]+ )")
@@ -90,12 +90,12 @@ def parts_of(recipe: str, count: int) -> list[str]:
 
 def values_of(facts: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """For each chain of a table the words of its folder's name, and what its commands are filled in with."""
-    each = facts.get("each", {})
-    for values in itertools.product(*each.values()) if "split" not in facts else ():
-        yield [str(value).replace(" ", "-") for value in values], dict(zip(each, values, strict=True))
-    for recipe, count in facts.get("split", {}).items():
-        for number, part in enumerate(parts_of(recipe, count), 1):
-            yield [str(number)], {"part": part}
+    each, split = facts.get("each", {}), facts.get("split", {})
+    parts = [part for recipe, count in split.items() for part in parts_of(recipe, count)] or [""]
+    for number, part in enumerate(parts, 1):
+        for values in itertools.product(*each.values()):
+            words = [str(value).replace(" ", "-") for value in values] + [str(number)] * bool(split)
+            yield words, dict(zip(each, values, strict=True)) | ({"part": part} if split else {})
 
 
 def chains(plan: dict[str, Any], only: list[str] | None, data: Path, out: Path) -> Iterator[Chain]:
@@ -111,12 +111,15 @@ def chains(plan: dict[str, Any], only: list[str] | None, data: Path, out: Path) 
 
 
 def run_side_by_side(waiting: list[Chain], gigabytes: float) -> None:
-    """Run all chains, as many at once as their memory fits; an interrupt lets each save."""
-    stopped, running = threading.Event(), dict[threading.Thread, Chain]()
+    """Run all chains, as many at once as their memory fits, a failed one once more; an interrupt lets each save."""
+    stopped, running, again = threading.Event(), dict[threading.Thread, Chain](), set[str]()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     waiting = [chain for chain in waiting if chain.is_left]
     while (waiting and not stopped.is_set()) or running:
+        failed = [chain for thread, chain in running.items() if not thread.is_alive() and chain.is_left]
+        waiting += [chain for chain in failed if chain.name not in again]
+        again |= {chain.name for chain in failed}
         running = {thread: chain for thread, chain in running.items() if thread.is_alive()}
         free = gigabytes - sum(chain.gigabytes for chain in running.values())
         fits = next((chain for chain in waiting if chain.gigabytes <= free or not running), None)
