@@ -115,17 +115,6 @@ def share_of_epoch(budget: Amount, loader: Loader) -> tuple[float, int]:
     return budget.count * (loader.tokens_per_step if budget.unit == "steps" else 1) / available, available
 
 
-def whole_steps(budget: Amount, loader: Loader) -> int:
-    """How many steps a budget takes that are never cut, counted by reading them; the loader stays where it is."""
-    if budget.unit == "steps":
-        return budget.count
-    position, done = loader.state(), Progress()
-    while done.done(budget.unit) < budget.count:
-        done = done.after(loader.next_batch(done.share(budget)))
-    loader.load_state(position)
-    return done.steps
-
-
 @dataclass(frozen=True)
 class Pace:
     """An interval that may change during training; written `100 steps` or `1M words to 10M, then 10M`."""

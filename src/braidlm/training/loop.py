@@ -257,10 +257,7 @@ class Trainer:
             self._check_finite()
 
     def _left(self, unit: str) -> int | None:
-        """How many words or tokens the next batch may have, so that every mark in that unit is met exactly; None also
-        where a feature reads whole rows alone."""
-        if any(one.whole_rows for one in self.features):
-            return None
+        """How many words or tokens the next batch may have, so that every mark in that unit is met exactly."""
         done, pace = self.progress.done(unit), self.recipe.checkpoints.every
         marks = [self.budget.count if self.budget.unit == unit else None]
         marks += [pace.next_after(done) if pace.unit == unit else None]

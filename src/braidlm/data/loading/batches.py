@@ -28,6 +28,8 @@ class GlobalBatch:
     """[rows of this rank, T]: where the input tokens are in the file of the row's data set."""
     targets: np.ndarray | None = None
     """[global rows, T] bool: which labels are to be predicted; None if all are."""
+    mean_counts: tuple[int, int] | None = None
+    """Tokens and words of the mean batch, where rows are drawn by Poisson sampling; they count in place of its own."""
 
     @property
     def own_sources(self) -> np.ndarray:
@@ -87,18 +89,20 @@ class Batch:
     @property
     def word_count(self) -> int:
         """Words of this piece, over all ranks."""
+        if self.whole.mean_counts is not None:
+            return self.whole.mean_counts[1]
         return int(self.whole.trained_words[self.start : self.stop].sum(dtype=np.int64))
 
     @property
     def token_count(self) -> int:
         """Positions of this piece that are trained, over all ranks, prompts included: what budgets count."""
-        return self.stop - self.start
+        return self.stop - self.start if self.whole.mean_counts is None else self.whole.mean_counts[0]
 
     @property
     def target_count(self) -> int:
         """Labels of this piece, over all ranks: what a sum of losses is divided by, so at least 1."""
         if self.whole.targets is None:
-            return self.token_count
+            return max(self.stop - self.start, 1)
         return max(int(self.whole.trained(self.whole.targets)[self.start : self.stop].sum()), 1)
 
     @property

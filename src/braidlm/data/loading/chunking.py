@@ -176,7 +176,7 @@ class Windows(ShuffledChunking):
         return random_permutation(count, "windows", seed, stream.name, epoch) * self.config.stride
 
     def unit(self, length: int) -> str | None:
-        return "row" if self.config.stride > length else None
+        return "row" if self.config.stride > length and self.words_per_epoch is None else None
 
 
 @chunkings.register("documents")

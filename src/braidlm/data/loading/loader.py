@@ -11,7 +11,7 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.loading.batches import Batch, GlobalBatch, cut_at
 from braidlm.data.loading.chunking import Chunking
 from braidlm.data.loading.config import CurriculumPoint, MixtureConfig
-from braidlm.data.loading.streams import TokenStream
+from braidlm.data.loading.streams import TokenStream, raw_bits
 from braidlm.model.config.strict import encode
 
 
@@ -21,7 +21,7 @@ class StreamPosition(NamedTuple):
     epoch: int = 0
     """How many epochs were begun before, of whatever part."""
     chunk: int = 0
-    """How many chunks of this epoch have been trained."""
+    """How many chunks of this epoch have been trained; with Poisson sampling, how many batches."""
     part: int = 0
     """The part of the data set that this epoch reads; see `TokenStream.part`."""
     before: float = 0.0
@@ -44,6 +44,9 @@ class Place:
     @property
     def begins_a_draw(self) -> bool:
         return not self.column and not self.offset
+
+
+Chunks = tuple[np.ndarray, np.ndarray, np.ndarray, StreamPosition]
 
 
 class Loader:
@@ -79,6 +82,23 @@ class Loader:
         self._epochs: list[dict[int, tuple[TokenStream, np.ndarray, np.ndarray]]] = [{} for _ in self.streams]
         self._drawn: tuple[GlobalBatch, list[StreamPosition], list[float]] | None = None
         self._place = Place(length)
+        self._key: int | None = None
+        self._mean_counts: tuple[int, int] | None = None
+
+    def use_poisson_sampling(self, key: int) -> tuple[int, int]:
+        """From here on, each row of a data set is in each batch by itself, with the probability that `rates` has.
+
+        Batches differ in size and are never cut. Each counts as the tokens and words of the mean batch, which are
+        returned (words in proportion to tokens), so that no count depends on what is drawn, and an epoch is a mean
+        too. Who knows the key knows the batches; it is saved with the position.
+        """
+        assert self.local_rows == self.global_rows, "one process draws the rows"
+        self._key, tokens, words = key, 0.0, 0.0
+        for index, (stream, rate) in enumerate(zip(self.streams, self.rates.values(), strict=True)):
+            trained = rate * int(self._epoch(index, StreamPosition())[2].sum())
+            tokens, words = tokens + trained, words + trained * stream.words / len(stream)
+        self._mean_counts = max(round(tokens), 1), max(round(words), 1)
+        return self._mean_counts
 
     @property
     def names(self) -> list[str]:
@@ -110,7 +130,7 @@ class Loader:
 
     @property
     def rates(self) -> dict[str, float]:
-        """How much of each data set's epoch a step reads, with the shares of the beginning."""
+        """How much of each data set's epoch a step reads in the mean, with the shares of the beginning."""
         shares = zip(self.names, self._mixture.shares(0.0), strict=True)
         chunks = [len(self._epoch(index, StreamPosition())[1]) for index in range(len(self.streams))]
         return {name: self.global_rows * share / count for (name, share), count in zip(shares, chunks, strict=True)}
@@ -135,10 +155,11 @@ class Loader:
             self._place = Place(row_length or self.length, progress)
         drawn, after, credits = self._draw()
         batch, offset = drawn.columns(self._place.column, self._place.row_length), self._place.offset
-        piece = batch.piece(offset, cut_at(batch.trained_words, offset, words_left, tokens_left))
+        marks = (words_left, tokens_left) if self._key is None else (None, None)
+        piece = batch.piece(offset, cut_at(batch.trained_words, offset, *marks))
         column = self._place.column + (self._place.row_length if piece.is_last_piece else 0)
         self._place = replace(self._place, column=column, offset=0 if piece.is_last_piece else piece.stop)
-        if column >= drawn.trained_lengths.max():
+        if column >= drawn.trained_lengths.max(initial=0):
             self._positions, self._credits, self._drawn, self._place = after, credits, None, Place(self.length)
             for index, position in enumerate(after):
                 epochs = self._epochs[index]
@@ -156,6 +177,7 @@ class Loader:
             "row_length": self._place.row_length,
             "progress": self._place.progress,
             "global_rows": self.global_rows,
+            **({} if self._key is None else {"key": self._key}),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -177,7 +199,7 @@ class Loader:
         # Earlier versions, which knew no parts, saved the epoch and the chunk.
         self._positions = [StreamPosition(*(p if len(p) > 2 else (*p, 0, float(p[0])))) for p in places]
         self._credits = [float(state["credits"][name]) for name in self.names]
-        self._place, self._drawn = place, None
+        self._place, self._drawn, self._key = place, None, state.get("key")
         self._epochs = [{} for _ in self.streams]
 
     def _draw(self) -> tuple[GlobalBatch, list[StreamPosition], list[float]]:
@@ -188,10 +210,17 @@ class Loader:
         if self._drawn is not None:
             return self._drawn
         progress, batches = self._place.progress, self.length // self._place.row_length
-        global_rows, local_rows = batches * self.global_rows, batches * self.local_rows
         sources, credits = self._kept_rows, self._credits
-        if sources is None:
-            sources, credits = assign_rows(global_rows, self._mixture.shares(progress), credits)
+        if self._key is not None:
+            taken = {index: self._sample(index) for index in range(len(self.streams))}
+            sources = np.repeat(np.arange(len(taken)), [len(lengths) for _, lengths, _, _ in taken.values()])
+        else:
+            if sources is None:
+                shares = self._mixture.shares(progress)
+                sources, credits = assign_rows(batches * self.global_rows, shares, credits)
+            counts = zip(*np.unique(sources, return_counts=True), strict=True)
+            taken = {int(index): self._take(int(index), int(count), progress) for index, count in counts}
+        global_rows, local_rows = len(sources), len(sources) * self.local_rows // self.global_rows
         words = np.empty((global_rows, self.length), np.uint8)
         trained_lengths = np.empty(global_rows, np.int64)
         continues = np.zeros(global_rows, bool)
@@ -200,9 +229,9 @@ class Loader:
         positions = np.empty((local_rows, self.length), np.int64)
         first = self.rank * local_rows
         after = list(self._positions)
-        for index in np.unique(sources):
+        for index, chunks in taken.items():
             stream, rows = self.streams[index], np.flatnonzero(sources == index)
-            places, trained_lengths[rows], continues[rows], after[index] = self._take(index, len(rows), progress)
+            places, trained_lengths[rows], continues[rows], after[index] = chunks
             words[rows] = stream.word_starts_at(places[:, :-1])
             if targets is not None:
                 targets[rows] = stream.targets_at(places[:, 1:])
@@ -210,7 +239,8 @@ class Loader:
             tokens[rows[local] - first] = stream.tokens_at(places[local])
             positions[rows[local] - first] = places[local, :-1]
         own = continues[first : first + local_rows]
-        batch = GlobalBatch(tokens, words, sources, first, trained_lengths, own, positions, targets)
+        mean = self._mean_counts
+        batch = GlobalBatch(tokens, words, sources, first, trained_lengths, own, positions, targets, mean)
         self._drawn = batch, after, credits
         return self._drawn
 
@@ -232,9 +262,16 @@ class Loader:
                 raise BraidError(what, "mix", todo)
         return rows
 
-    def _take(
-        self, index: int, count: int, progress: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, StreamPosition]:
+    def _sample(self, index: int) -> Chunks:
+        """Those of a data set's chunks that are drawn for the batch, each by itself."""
+        position = self._positions[index]
+        stream, starts, trained = self._epoch(index, position)
+        chance = raw_bits(len(starts), "poisson", self._key or 0, stream.name, position.chunk) / 2.0**64
+        drawn = np.flatnonzero(chance < self.rates[stream.name])
+        places = self.chunking.places(stream, starts[drawn], trained[drawn], self.length)
+        return places, trained[drawn], np.zeros(len(drawn), bool), position._replace(chunk=position.chunk + 1)
+
+    def _take(self, index: int, count: int, progress: float) -> Chunks:
         """A data set's next `count` chunks, and its position after them.
 
         A chunk is the file positions [length + 1] of its tokens, how many of them are trained, and whether its text
@@ -264,6 +301,8 @@ class Loader:
     def _trained(self, index: int, position: StreamPosition) -> float:
         """How often the data set was trained up to a position."""
         stream, starts, _ = self._epoch(index, position)
+        if self._key is not None:
+            return position.chunk * self.rates[stream.name]
         return position.before + len(stream) / len(self.streams[index]) * position.chunk / len(starts)
 
     def _epoch(self, index: int, position: StreamPosition) -> tuple[TokenStream, np.ndarray, np.ndarray]:
@@ -287,6 +326,7 @@ class Loader:
             "chunking": self.chunking.as_dict(),
             "mix": encode(self._mix_config),
             "data": {stream.name: stream.fingerprint() for stream in self.streams},
+            **({} if self._key is None else {"sampling": "poisson"}),
         }
 
 

@@ -66,8 +66,6 @@ class Feature:
     """The file of a saved state that holds `state()`; with `{rank}` in its name, each process has its own."""
     capturable: bool = True
     """Whether it never waits for the device, so that a step with it can be replayed as a graph."""
-    whole_rows: bool = False
-    """Whether no step reads a part of its rows: it then passes a mark in words or tokens that would cut it."""
     plain_pass: bool = False
     """Whether it needs the model's plain pass, since kernels keep less or see one chunk alone."""
 
@@ -145,9 +143,9 @@ class Feature:
         """What the objective reads beside the tokens of micro-batch `index` of so many `parts`."""
         return {}
 
-    def own_pass(self, run: Any, tokens: Tensor, labels: Tensor) -> Any:
+    def own_pass(self, run: Any, tokens: Tensor, labels: Tensor, count: Tensor) -> Any:
         """The `BatchLosses` of a micro-batch whose gradients the feature has computed and keeps until `end_gradients`;
-        None where they are computed as ever. `run` is the objective."""
+        None where they are computed as ever. `run` is the objective; `count` labels are in the batch."""
         return None
 
     def read_pass(self, found: Any) -> None:

@@ -3,12 +3,14 @@
 The gradient of each row is computed by itself and shortened to `clip`, and Gaussian noise is added to their sum before
 the update, so much that the whole training has (epsilon, delta): whether one row was in the text changes no probability
 of what comes out by more than a factor of e^epsilon, but for delta. How much noise that is, is opacus's answer (Renyi
-differential privacy); it takes rows to be drawn at random for each step, where the loader shuffles them.
+differential privacy) for what the loader does: each row is in each step by itself, with one probability (Poisson
+sampling), so that the rows of a step differ in number, and their sum is divided by the mean number.
 
-So rows must be the same in every epoch, share nothing with each other, and be in a step once. A row's loss is divided
-by a number that no text decides, and steps are known before the first, since no batch is cut.
+So rows must be the same in every epoch and share nothing with each other. A row's loss is divided by a number that no
+text decides, and so is progress: a step counts as the mean one, which fixes the number of steps before the first.
 
-The noise is the operating system's and no seed's: who knew it could take it away. So two runs of a recipe differ.
+Noise and draws are the operating system's and no seed's: who knew them could take them away. So two runs of a recipe
+differ. The key of the draws is saved with the position, and a run that goes on draws what it would have drawn.
 """
 
 import contextlib
@@ -16,23 +18,20 @@ import secrets
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.batches import IGNORED, Batch
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.loading.loader import Loader
 from braidlm.model.config.ranges import Positive, Range
 from braidlm.model.paths.joins import GumbelJoin
 from braidlm.model.routing.router import TopKRouter
-from braidlm.training.amounts import whole_steps
 from braidlm.training.features.feature import Feature, Setup, feature
 from braidlm.training.step.objective import BatchLosses, routers
 from braidlm.training.step.row_gradients import Parameters, RowGradients, gradients_at_once, gradients_one_by_one
@@ -69,11 +68,11 @@ class Privacy(Feature):
     }
     capturable = False
     plain_pass = True
-    whole_rows = True
 
     def __init__(self, setup: Setup):
         self.config: PrivacyConfig = setup.training.privacy
         self.model, self.budget, self.device = setup.model, setup.training.budget, setup.rank.device
+        self.batch: int = setup.training.batch
         if setup.rank.world_size > 1:
             raise BraidError("training.privacy: the noise is added by one process", todo="Train in one process.")
         if setup.opened is None or setup.data is None:
@@ -82,14 +81,14 @@ class Privacy(Feature):
         self.generator.manual_seed(secrets.randbits(63))
         self.at_once = True
         """Whether the gradients of all rows of a pass are computed at once, until that fails."""
-        self.step, self.shortened = 0, torch.zeros((), device=self.device)
+        self.step, self.drawn, self.shortened = 0, 0, torch.zeros((), device=self.device)
         self.find_parameters()
 
     @classmethod
     def problems(cls, training: Any, data: DataConfig) -> Iterable[BraidError]:
         kind = data.chunking.kind
         if chunkings.build(data.chunking).unit(data.length) is None:
-            what = f"training.privacy: with data.chunking '{kind}' rows are cut elsewhere in every epoch, or overlap: "
+            what = f"training.privacy: with data.chunking '{kind}' rows overlap, or are others in every epoch: "
             what += "nothing stays the same that the bound could be for"
             todo = "data.chunking=single makes every document a row, for which the bound is then. "
             todo += f"data.chunking='{{kind: windows, stride: {data.length + 1}}}' gives rows of all text that stay."
@@ -119,16 +118,19 @@ class Privacy(Feature):
         unit = loader.chunking.unit(loader.length)
         assert unit is not None  # `problems` refuses others
         self.unit: str = unit
-        self.steps, self.rate = whole_steps(self.budget, loader), max(loader.rates.values())
-        """The rate is the share of all rows that a step reads, of the data set that is read most often."""
+        self.rate = max(loader.rates.values())
+        """The probability with which a step has a row of the data set that is read most often."""
         if self.rate > 1:
             what = f"training.privacy: a step of {self.rows} rows reads every {unit} of a data set more than once"
             raise BraidError(what, todo="Take a smaller training.batch or training.accumulation.")
+        tokens, words = loader.use_poisson_sampling(secrets.randbits(128))
+        self.steps = -(-self.budget.count // {"steps": 1, "tokens": tokens, "words": words}[self.budget.unit])
         epsilon, delta = self.config.epsilon, self.config.delta
         self.noise = noise_multiplier(epsilon, delta, self.rate, self.steps)
         """The standard deviation of the noise, as a multiple of `clip`."""
         size = "" if unit == "document" else f" of {self.length} tokens"
-        how = f"noise of {self.noise:.3g} times the longest gradient, {self.steps:,} steps of {self.rate:.2%} of them"
+        how = f"noise of {self.noise:.3g} times the longest gradient, {self.steps:,} steps, each "
+        how += f"of which reads a {unit} with a probability of {self.rate:.2%}"
         console.say(f"Privacy: epsilon {epsilon:g} at delta {delta:g} for each {unit}{size}: {how}")
 
     def find_parameters(self) -> None:
@@ -137,27 +139,24 @@ class Privacy(Feature):
         """Over the rows of a step so far."""
 
     def begin_step(self, step: int, share: float) -> bool:
-        self.step = step
+        self.step, self.drawn = step, 0
         self.shortened.zero_()
         return False
 
-    def read_batch(self, batch: Batch, share: float = 0.0) -> Batch:
-        """Without the labels of rows that the batch has twice, where an epoch ends and the next one begins in it."""
-        rows = np.stack([batch.whole.own_sources, batch.whole.positions[:, 0]])
-        labels = np.full_like(batch.labels, IGNORED)
-        first = np.unique(rows, axis=1, return_index=True)[1]
-        labels[first] = batch.labels[first]
-        self.labels = max(int((labels != IGNORED).sum()), 1)
-        return replace(batch, labels=labels)
-
-    def own_pass(self, run: Any, tokens: Tensor, labels: Tensor) -> BatchLosses:
+    def own_pass(self, run: Any, tokens: Tensor, labels: Tensor, count: Tensor) -> BatchLosses:
+        """With the mean loss of the labels; of no rows it is 0. More rows than training.batch are several passes."""
         objective = getattr(run, "_orig_mod", run)  # it may be compiled
         parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
-        count, text = torch.full((), float(self.length), device=self.device), torch.zeros((), device=self.device)
-        for gradients, found in self._gradients(run, objective, parameters, tokens, labels, count):
-            self._add([self.sums[parameter] for parameter in parameters.values()], gradients)
-            text += found.text.detach()
-        return BatchLosses(text * count / self.labels, None, found.usage, {})
+        divisor, text = torch.full((), float(self.length), device=self.device), torch.zeros((), device=self.device)
+        usage: dict[str, Tensor] = {}
+        for start in range(0, len(tokens), self.batch):
+            rows = slice(start, start + self.batch)
+            for gradients, found in self._gradients(run, objective, parameters, tokens[rows], labels[rows], divisor):
+                self._add([self.sums[parameter] for parameter in parameters.values()], gradients)
+                text += found.text.detach()
+                usage = found.usage
+        self.drawn += len(tokens)
+        return BatchLosses(text * divisor / count, None, usage, {})
 
     def _gradients(
         self, run: Any, objective: Any, parameters: Parameters, tokens: Tensor, labels: Tensor, count: Tensor
@@ -193,10 +192,13 @@ class Privacy(Feature):
             total.zero_()
 
     def readings(self) -> dict[str, float]:
-        return {"epsilon": self.spent, "shortened_gradients": float(self.shortened) / self.rows}
+        return {"epsilon": self.spent, "shortened_gradients": float(self.shortened) / max(self.drawn, 1)}
 
     def told(self) -> dict[str, Any]:
-        return {"privacy": {"epsilon": self.spent, "delta": self.config.delta, "for_each": self.unit}}
+        """With what any accountant computes the bound from."""
+        bound = {"epsilon": self.spent, "delta": self.config.delta, "for_each": self.unit}
+        poisson = {"noise": self.noise, "probability": self.rate, "steps": self.step + 1}
+        return {"privacy": bound | {"poisson_sampling": poisson}}
 
     @property
     def spent(self) -> float:
@@ -218,7 +220,7 @@ def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> f
 
 
 def epsilon_spent(noise: float, rate: float, steps: int, delta: float) -> float:
-    """The epsilon of so many steps, each with this noise for this share of the rows."""
+    """The epsilon of so many steps, each with this noise, where each draws each row with the probability `rate`."""
     with _opacus():
         from opacus.accountants import RDPAccountant
 

@@ -116,7 +116,8 @@ class Pauses(Feature):
         begins = zip(batch.whole.own_sources, batch.whole.positions[:, 0], strict=True)
         keys = [(self.names[source], int(position)) for source, position in begins]
         chosen = [(raw_bits(self.count, "pauses", self.seed, *key) % text).astype(np.int64) for key in keys]
-        after = np.stack([np.bincount(row, minlength=text) for row in chosen])  # [row, text]: pauses after each token
+        # [row, text]: pauses after each token, also where a batch has no rows.
+        after = np.array([np.bincount(row, minlength=text) for row in chosen], np.int64).reshape(rows, text)
         # An input is preceded by the pauses of those before it; its label moves to the last pause after it.
         places = np.arange(text) + np.cumsum(after, axis=1) - after
         inputs = np.full((rows, text + self.count), self.token, batch.inputs.dtype)

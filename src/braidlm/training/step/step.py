@@ -103,7 +103,9 @@ class Stepper:
         self.fused = FusedStep(self.optimizer.parts, self.optimizer.decay_factors) if is_fused else None
         self.nothing = torch.zeros((), device=rank.device)
         self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
-        self.shape: tuple[int, ...] | None = None  # [rows, time] of the last step
+        self.length: int | None = None
+        """Tokens of a row in the last step. Rows of one length differ in number where they are drawn by Poisson
+        sampling, and no such step is captured or compiled as a whole."""
         self.steps = 0
         self.graph: CapturedStep | None = None
 
@@ -133,9 +135,9 @@ class Stepper:
         """Train on this process's rows; `count` labels are in the batch of all processes. `share` of the training is
         done with the step."""
         self.optimizer.set_rate(rate)
-        if self.shape not in (None, inputs.shape):
+        if self.length not in (None, inputs.shape[1]):
             self._record_again()
-        self.shape = inputs.shape
+        self.length = inputs.shape[1]
         self.steps += 1
         if self.use_graph and self.steps > EAGER_STEPS_BEFORE_CAPTURE:
             report = self._replay(inputs, labels, count)
@@ -184,7 +186,7 @@ class Stepper:
     def _pass(self, index: int, tokens: Tensor, labels: Tensor, count: Tensor) -> BatchLosses:
         """One forward and backward pass over a micro-batch."""
         with autocast(self.rank.device, self.dtype):
-            own = (one.own_pass(self.run, tokens, labels) for one in self.features)
+            own = (one.own_pass(self.run, tokens, labels, count) for one in self.features)
             if (found := next((each for each in own if each is not None), None)) is not None:
                 return found
             parts = self.config.accumulation
