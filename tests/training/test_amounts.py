@@ -1,7 +1,5 @@
 """Amounts and paces: what is written is what is meant, and reads back the same."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,7 @@ from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import Contiguous, Single
 from braidlm.data.loading.loader import Loader
 from braidlm.model.config.strict import decode, encode
-from braidlm.training.amounts import UNITS, Amount, Pace, Progress, parse_amount, repetition, short, whole_steps
+from braidlm.training.amounts import UNITS, Amount, Pace, parse_amount, repetition, short
 from tests.data.packed_sets import stream
 
 amounts = st.builds(Amount, st.integers(0, 10**13), st.sampled_from(UNITS))
@@ -162,15 +160,3 @@ def test_an_epoch_of_documents_is_what_is_read_of_them() -> None:
     assert repetition(Amount(5), loader) is None
     assert repetition(Amount(50, "tokens"), loader) is None
     assert "The budget is 10 steps, 100 tokens, and the data has 50 tokens" in (repetition(Amount(10), loader) or "")
-
-
-@given(st.sampled_from(UNITS), st.integers(1, 400), st.sampled_from([Contiguous(), Single()]))
-def test_whole_steps_are_those_that_a_training_takes(unit: Any, count: int, chunking: Any) -> None:
-    budget, loader = Amount(count, unit), Loader([stream(90)], chunking, 8, 3)
-    steps, before = whole_steps(budget, loader), loader.state()
-    assert before == Loader([stream(90)], chunking, 8, 3).state()
-    done = Progress()
-    for _ in range(steps):
-        assert done.done(unit) < count
-        done = done.after(loader.next_batch(done.share(budget)))
-    assert done.done(unit) >= count

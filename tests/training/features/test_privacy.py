@@ -13,11 +13,15 @@ from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import Windows
-from braidlm.data.loading.config import MixtureConfig
+from braidlm.data.loading.config import DataConfig, MixtureConfig
 from braidlm.data.loading.loader import Loader
+from braidlm.data.loading.open_data import open_data
+from braidlm.data.loading.streams import random_permutation, raw_bits
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
+from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
+from braidlm.training.features import privacy as privacy_feature
 from braidlm.training.features.feature import Setup
 from braidlm.training.features.privacy import Privacy, PrivacyConfig, epsilon_spent, noise_multiplier
 from braidlm.training.recipe import TrainingConfig
@@ -27,7 +31,7 @@ from braidlm.training.trainable import TrainableBraid
 from tests.data.packed_sets import stream
 from tests.tiny_models import VOCABULARY, tiny_model
 from tests.training.step.test_step import HERE
-from tests.training.tiny_runs import records, tiny_recipe
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 pytest.importorskip("opacus", reason="it counts the noise")
 ROWS, LENGTH = 4, 12
@@ -47,13 +51,13 @@ def batch(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def private_step(
     model: Any, inputs: np.ndarray, labels: np.ndarray, clip: float = 0.5, accumulation: int = 1, **changes: Any
 ) -> tuple[Privacy, list[Tensor]]:
-    """One step, and the gradients that the optimizer had."""
+    """One step of a training with four rows in the mean batch, and the gradients that the optimizer had."""
     rows = {"batch": ROWS // accumulation, "accumulation": accumulation}
     config = decode(TrainingConfig, {"budget": 10, "clip": None, "privacy": BOUND | {"clip": clip}, **rows})
     data, opened = SimpleNamespace(length=LENGTH), SimpleNamespace(train=[range(10_000)])
     privacy = Privacy(Setup(model, config, HERE, torch.float32, 0, data, opened))  # type: ignore[arg-type]
-    labelled = int((labels != IGNORED).sum())
-    vars(privacy).update({"noise": 1.0, "rate": 0.01, "rows": ROWS, "length": LENGTH, "labels": labelled}, **changes)
+    labelled = max(int((labels != IGNORED).sum()), 1)
+    vars(privacy).update({"noise": 1.0, "rate": 0.01, "rows": ROWS, "length": LENGTH}, **changes)
     stepper = Stepper(TrainableBraid(model), config, HERE, torch.float32, [privacy])
     seen: list[Tensor] = []
     update = stepper.optimizer.step
@@ -68,19 +72,20 @@ def distance(one: list[Tensor], other: list[Tensor]) -> float:
     return ROWS * math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(one, other, strict=True)))
 
 
-def row_by_row(model: Any, inputs: np.ndarray, labels: np.ndarray, clip: float) -> list[Tensor]:
-    """The mean of the rows' gradients, each by itself and shortened; through the model's public forward."""
+def row_by_row(model: Any, inputs: np.ndarray, labels: np.ndarray, clip: float, length: int = LENGTH) -> list[Tensor]:
+    """The sum of the rows' gradients, each by itself and shortened, by the rows of the mean batch; through the model's
+    public forward."""
     model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     total = [torch.zeros_like(p) for p in parameters]
     for row, label in zip(torch.from_numpy(inputs), torch.from_numpy(labels), strict=True):
         logits = model(input_ids=row[None], use_cache=False).logits
-        loss = nn.functional.cross_entropy(logits[0], label, reduction="sum") / LENGTH
+        loss = nn.functional.cross_entropy(logits[0], label, reduction="sum") / length
         own = torch.autograd.grad(loss, parameters, allow_unused=True)
         own = tuple(torch.zeros_like(p) if g is None else g for g, p in zip(own, parameters, strict=True))
-        length = math.sqrt(sum(float(g.square().sum()) for g in own))
+        norm = math.sqrt(sum(float(g.square().sum()) for g in own))
         for at, gradient in enumerate(own):
-            total[at] += gradient * min(1.0, clip / max(length, 1e-9)) / len(inputs)
+            total[at] += gradient * min(1.0, clip / max(norm, 1e-9)) / ROWS
     return total
 
 
@@ -101,6 +106,35 @@ def test_gradients_are_those_of_single_rows(
     assert privacy.readings()["shortened_gradients"] == (1.0 if clip < 1 else 0.0)
     assert privacy.at_once == (kind == "dense")
     assert capsys.readouterr().out.count("gradients are computed row by row") == (kind == "experts")
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 7])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_batch_of_any_size_is_divided_by_the_mean_one(
+    rows: int, accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no pass has more rows than training.batch, for which there is memory."""
+    passes, at_once = [], privacy_feature.gradients_at_once
+
+    def watched(objective: Any, parameters: Any, inputs: Tensor, *others: Any) -> Any:
+        passes.append(len(inputs))
+        return at_once(objective, parameters, inputs, *others)
+
+    monkeypatch.setattr(privacy_feature, "gradients_at_once", watched)
+    inputs, labels = (np.concatenate([one, two])[:rows] for one, two in zip(batch(0), batch(1), strict=True))
+    wanted = row_by_row(tiny_model(), inputs, labels, 0.5)
+    privacy, found = private_step(tiny_model(), inputs, labels, noise=0.0, accumulation=accumulation)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-4)
+    assert sum(passes) == privacy.drawn == rows
+    assert max(passes, default=0) <= ROWS // accumulation
+    assert privacy.readings()["shortened_gradients"] == (rows > 0)
+
+
+def test_a_step_without_rows_is_noise_alone() -> None:
+    nothing = np.zeros((0, LENGTH), np.int64)
+    noise = torch.cat([gradient.flatten() for gradient in private_step(tiny_model(), nothing, nothing)[1]])
+    assert noise.std().item() == pytest.approx(BOUND["clip"] / ROWS, rel=0.05)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -125,35 +159,10 @@ def test_the_loss_that_is_told_is_the_mean_over_labels() -> None:
     config = decode(TrainingConfig, {"budget": 10, "batch": ROWS, "privacy": BOUND})
     setup = Setup(model, config, HERE, torch.float32, 0, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     privacy = Privacy(setup)
-    vars(privacy).update(length=LENGTH, labels=int((labels != IGNORED).sum()))
+    privacy.length, count = LENGTH, torch.tensor(float((labels != IGNORED).sum()))
     objective = TrainableBraid(model).objective()
-    found = privacy.own_pass(objective, torch.from_numpy(inputs), torch.from_numpy(labels))
+    found = privacy.own_pass(objective, torch.from_numpy(inputs), torch.from_numpy(labels), count)
     torch.testing.assert_close(found.text, wanted.detach())
-
-
-def test_a_row_is_in_a_step_once() -> None:
-    """A batch in which an epoch ends and the next begins would read some rows twice."""
-    loader = Loader([stream(50)], Windows(Windows.Config(stride=9)), 8, 4)  # 5 rows
-    privacy = object.__new__(Privacy)
-    seen = 0
-    for _ in range(5):
-        whole = loader.next_batch()
-        rows = [
-            tuple(row)
-            for row, labels in zip(whole.inputs, privacy.read_batch(whole).labels, strict=True)
-            if (labels != IGNORED).any()
-        ]
-        assert len(set(rows)) == len(rows) == len({tuple(row) for row in whole.inputs})
-        assert privacy.labels == 8 * len(rows)
-        seen += len(rows)
-    assert seen < 20, "an epoch has ended within a batch"
-
-
-def test_rows_at_one_place_of_two_data_sets_are_two_rows() -> None:
-    loader = Loader([stream(50, "one"), stream(50, "other")], Windows(Windows.Config(stride=9)), 8, 10)
-    whole = loader.next_batch()
-    assert len({tuple(row) for row in whole.inputs}) == 5, "all rows of both, and they are at the same places"
-    assert np.array_equal(object.__new__(Privacy).read_batch(whole).labels, whole.labels)
 
 
 def test_the_rate_is_that_of_the_data_set_that_is_read_most_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +239,8 @@ def test_the_epsilon_spent_is_that_of_the_steps_taken(
     told = capsys.readouterr().out
     count, unit = int(budget.split()[0]), budget.split()[1]
     assert run.finished
-    assert run.progress.done(unit) >= count
-    assert f"{run.progress.steps} steps of" in told
+    assert count <= run.progress.done(unit) < count * run.progress.steps / (run.progress.steps - 1)
+    assert f"{run.progress.steps} steps, each of which reads a" in told
     spent = [record["epsilon"] for record in records(tmp_path / "run") if "epsilon" in record]
     assert len(spent) == run.progress.steps
     assert spent == sorted(spent)
@@ -248,7 +257,68 @@ def test_log_and_folder_say_what_the_bound_is_for(
     told = json.loads((run.model / "lineage.json").read_text())["training"]["privacy"]
     assert (told["delta"], told["for_each"]) == (1e-5, unit)
     assert 7.7 < told["epsilon"] <= 8
+    assert told["poisson_sampling"]["steps"] == 3
     assert f'"for_each": "{unit}"' in (run.model / "README.md").read_text()
+
+
+def test_a_training_is_the_dp_sgd_that_the_accountant_is_asked_for(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gradients, without the noise, are those of a slow reference that draws the rows itself; its epsilon is that
+    of composing the steps one by one."""
+    seen: list[tuple[Any, list[Tensor]]] = []
+
+    class Watched(Privacy):
+        def end_gradients(self) -> None:
+            weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+            noise, self.noise = self.noise, 0.0
+            super().end_gradients()
+            self.noise = noise
+            seen.append((weights, [p.grad.clone() for p in self.sums]))
+
+    monkeypatch.setattr("secrets.randbits", lambda bits: 11)
+    monkeypatch.setattr(Privacy, "make", classmethod(lambda cls, setup: [Watched(setup)]))
+    recipe = private_recipe(stories, tmp_path / "run", training={"budget": "4 steps"})
+    run = train(recipe, device="cpu")
+    told = json.loads((run.model / "lineage.json").read_text())["training"]["privacy"]
+    sampling = told["poisson_sampling"]
+    model, (text,) = BraidForCausalLM.from_pretrained(run.model), open_data(decode(DataConfig, recipe["data"])).train
+    tokens = text.read(0, len(text))[0].astype(np.int64)
+    starts = np.arange(0, len(tokens) - 32, 33)
+    assert sampling["probability"] == 4 / len(starts)
+    for step, (weights, gradients) in enumerate(seen):
+        model.load_state_dict(weights, strict=False)
+        order = random_permutation(len(starts), "windows", 3, "stories", 0)
+        chance = raw_bits(len(starts), "poisson", 11, "stories", step).astype(float) / 2**64
+        drawn = np.sort(starts[order[chance < sampling["probability"]]])
+        rows = np.array([tokens[at : at + 33] for at in drawn]).reshape(-1, 33)
+        wanted = row_by_row(model, rows[:, :-1], rows[:, 1:], BOUND["clip"], 32)
+        for ours, theirs in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-4)
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    for _ in range(4):
+        accountant.step(noise_multiplier=sampling["noise"], sample_rate=sampling["probability"])
+    assert told["epsilon"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+
+
+def test_a_run_that_was_stopped_draws_what_it_would_have_drawn(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the noise, which is another: weights and records are the same, bit for bit."""
+    keys = iter([5, 5, 6])  # the last is not used, since the run has one
+    monkeypatch.setattr("secrets.randbits", lambda bits: next(keys) if bits == 128 else 0)
+    monkeypatch.setattr("braidlm.training.features.privacy.noise_multiplier", lambda *given: 0.0)
+    monkeypatch.setattr("braidlm.training.features.privacy.epsilon_spent", lambda *given: 8.0)
+    whole, cut = (private_recipe(stories, tmp_path / name, training={"budget": "9 steps"}) for name in ("whole", "cut"))
+    done = train(whole, device="cpu")
+    stopped_after(5, monkeypatch, cut)
+    again = train(cut, device="cpu")
+    assert again.finished
+    assert weight_bytes(again.model) == weight_bytes(done.model)
+    both = [[r for r in records(tmp_path / name) if r["kind"] in ("train", "validation")] for name in ("whole", "cut")]
+    assert both[0] == both[1]
 
 
 def test_a_larger_budget_needs_other_noise(stories: Path, tmp_path: Path) -> None:
@@ -282,7 +352,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other rows in every epoch": ({"data": {"chunking": "contiguous"}}, r"(?s)nothing stays the same.*chunking=single"),
     "packed documents": ({"data": {"chunking": "documents"}}, "nothing stays the same"),
     "rows that read on": ({"data": {"chunking": "consecutive"}}, "nothing stays the same"),
-    "overlapping rows": ({"data": {"chunking": {"kind": "windows", "stride": 32}}}, "or overlap: .*"),
+    "epochs in words": (
+        {"data": {"chunking": {"kind": "windows", "stride": 33, "words_per_epoch": 500}}},
+        "or are others in every epoch",
+    ),
+    "overlapping rows": ({"data": {"chunking": {"kind": "windows", "stride": 32}}}, "rows overlap, or .*"),
     "more rows than text": ({"training": {"batch": 4000}}, "reads every row of a data set more than once"),
     "no delta": ({"training": {"privacy": {"epsilon": 1}}}, "delta"),
     "too strict": ({"training": {"privacy": {"epsilon": 1e-4, "delta": 1e-9}}}, "no noise keeps the bound"),

@@ -1,5 +1,6 @@
 """Pauses in batches: the text stays what it is, every token of it is predicted once, and no pause ever is."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,13 @@ def test_the_text_is_that_of_a_run_without_pauses(count: int, seed: int) -> None
         assert text_of(other) == one.inputs.tolist()
         assert [row[row != IGNORED].tolist() for row in other.labels] == one.labels.tolist()
         assert (one.token_count, one.word_count) == (other.token_count, other.word_count)
+
+
+def test_a_batch_may_have_no_rows() -> None:
+    plain = loader().next_batch()
+    whole = replace(plain.whole, tokens=plain.whole.tokens[:0], positions=plain.whole.positions[:0])
+    none = Paused().pauses.read_batch(replace(plain, inputs=plain.inputs[:0], labels=plain.labels[:0], whole=whole))
+    assert none.inputs.shape == none.labels.shape == (0, LENGTH + COUNT)
 
 
 def test_a_token_is_predicted_from_the_last_pause_before_it() -> None:
