@@ -91,6 +91,8 @@ def test_documents_count_what_is_trained_of_them() -> None:
     loader = Loader([*map(_documents, ("short", "long"), (short, long))], Single(), 8, 4)
     assert loader.use_poisson_sampling(3) == (round(4 / 40 * (30 * 3 + 10 * 8)), round(4 / 40 * (30 + 10 * 7 * 8 / 20)))
     assert loader.rates == pytest.approx({"short": 0.1, "long": 0.1})
+    for batch in (loader.next_batch() for _ in range(20)):
+        assert (batch.labels != -100).sum(1).tolist() == [[8, 3][source] for source in batch.whole.sources]
 
 
 def _documents(name: str, documents: list[list[int]]) -> Any:

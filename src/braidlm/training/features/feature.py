@@ -66,6 +66,8 @@ class Feature:
     """The file of a saved state that holds `state()`; with `{rank}` in its name, each process has its own."""
     capturable: bool = True
     """Whether it never waits for the device, so that a step with it can be replayed as a graph."""
+    draws_rows: bool = False
+    """Whether steps differ in their number of rows, of which `training.batch` are the most that one pass has."""
     plain_pass: bool = False
     """Whether it needs the model's plain pass, since kernels keep less or see one chunk alone."""
 

@@ -67,12 +67,12 @@ class Privacy(Feature):
         "training.parallel": ("the noise is added by one process", "Train in one process."),
     }
     capturable = False
+    draws_rows = True
     plain_pass = True
 
     def __init__(self, setup: Setup):
         self.config: PrivacyConfig = setup.training.privacy
         self.model, self.budget, self.device = setup.model, setup.training.budget, setup.rank.device
-        self.batch: int = setup.training.batch
         if setup.rank.world_size > 1:
             raise BraidError("training.privacy: the noise is added by one process", todo="Train in one process.")
         if setup.opened is None or setup.data is None:
@@ -144,23 +144,22 @@ class Privacy(Feature):
         return False
 
     def own_pass(self, run: Any, tokens: Tensor, labels: Tensor, count: Tensor) -> BatchLosses:
-        """With the mean loss of the labels; of no rows it is 0. More rows than training.batch are several passes."""
+        """With the mean loss of the labels; of no rows it is 0."""
         objective = getattr(run, "_orig_mod", run)  # it may be compiled
         parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         divisor, text = torch.full((), float(self.length), device=self.device), torch.zeros((), device=self.device)
         usage: dict[str, Tensor] = {}
-        for start in range(0, len(tokens), self.batch):
-            rows = slice(start, start + self.batch)
-            for gradients, found in self._gradients(run, objective, parameters, tokens[rows], labels[rows], divisor):
-                self._add([self.sums[parameter] for parameter in parameters.values()], gradients)
-                text += found.text.detach()
-                usage = found.usage
+        for gradients, found in self._gradients(run, objective, parameters, tokens, labels, divisor):
+            self._add([self.sums[parameter] for parameter in parameters.values()], gradients)
+            text, usage = text + found.text.detach(), found.usage
         self.drawn += len(tokens)
         return BatchLosses(text * divisor / count, None, usage, {})
 
     def _gradients(
         self, run: Any, objective: Any, parameters: Parameters, tokens: Tensor, labels: Tensor, count: Tensor
     ) -> RowGradients:
+        if not len(tokens):
+            return
         if self.at_once:
             try:
                 yield from gradients_at_once(objective, parameters, tokens, labels, count)

@@ -104,8 +104,8 @@ class Stepper:
         self.nothing = torch.zeros((), device=rank.device)
         self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
         self.length: int | None = None
-        """Tokens of a row in the last step. Rows of one length differ in number where they are drawn by Poisson
-        sampling, and no such step is captured or compiled as a whole."""
+        """Tokens of a row in the last step. Rows of one length differ in number where they are drawn, and no such step
+        is captured or compiled as a whole."""
         self.steps = 0
         self.graph: CapturedStep | None = None
 
@@ -163,7 +163,8 @@ class Stepper:
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
         losses, additions, usage = [], [], {}
         extra: dict[str, list[Tensor]] = {name: [] for name in self.extra}
-        parts = self.config.accumulation
+        drawn, parts = any(one.draws_rows for one in self.features), self.config.accumulation
+        parts = max(-(-len(inputs) // self.config.batch), 1) if drawn else parts
         for index, (tokens, targets) in enumerate(zip(inputs.chunk(parts), labels.chunk(parts), strict=True)):
             synchronize_copies(self.objective, index + 1 == parts)
             found = self._pass(index, tokens, targets, count)
