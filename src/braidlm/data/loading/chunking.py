@@ -83,6 +83,21 @@ class Chunking:
             todo = f"Prepare more text, or choose a length of at most {max(len(stream) - 1, 0)}."
             raise BraidError(what, f"data set '{stream.name}' ({stream.data.folder})", todo)
 
+    def check_parts(self, stream: TokenStream, length: int) -> None:
+        """Refuse parts that are too short for a chunk, and epochs that end before their part does."""
+        if self.words_per_epoch is not None:
+            what = "what is in order or in shards is read to its end, and `words_per_epoch` ends epochs before"
+            raise BraidError(what, "data.chunking", "Leave it out, or use data.order=shuffled with a data set in one.")
+        if stream.shortest_part < length + 1:
+            what = (
+                f"the shortest of the {stream.parts} parts that it is read in has {stream.shortest_part} tokens, but "
+            )
+            what += f"a chunk of length {length} needs {length + 1}"
+            todo = (
+                "Divide it into fewer parts (`data.order.pacing`), begin with a larger one, or prepare larger shards."
+            )
+            raise BraidError(what, f"data set '{stream.name}'", todo)
+
 
 class ShuffledChunking(Chunking):
     """A method whose chunks are shuffled in every epoch, which may end after some number of words."""

@@ -11,7 +11,7 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.loading.batches import Batch, GlobalBatch, cut_at
 from braidlm.data.loading.chunking import Chunking
 from braidlm.data.loading.config import CurriculumPoint, MixtureConfig
-from braidlm.data.loading.streams import TokenStream, raw_bits
+from braidlm.data.loading.streams import TokenStream, poisson_sample
 from braidlm.model.config.strict import encode
 
 
@@ -89,8 +89,8 @@ class Loader:
         """From here on, each row of a data set is in each batch by itself, with the probability that `rates` has.
 
         Batches differ in size and are never cut. Each counts as the tokens and words of the mean batch, which are
-        returned (words in proportion to tokens), so that no count depends on what is drawn, and an epoch is a mean
-        too. Who knows the key knows the batches; it is saved with the position.
+        returned (words in proportion to tokens), so that no count tells what was drawn. Who knows the key knows the
+        batches; it is saved with the position.
         """
         assert self.local_rows == self.global_rows, "one process draws the rows"
         self._key, tokens, words = key, 0.0, 0.0
@@ -216,10 +216,9 @@ class Loader:
             sources = np.repeat(np.arange(len(taken)), [len(lengths) for _, lengths, _, _ in taken.values()])
         else:
             if sources is None:
-                shares = self._mixture.shares(progress)
-                sources, credits = assign_rows(batches * self.global_rows, shares, credits)
-            counts = zip(*np.unique(sources, return_counts=True), strict=True)
-            taken = {int(index): self._take(int(index), int(count), progress) for index, count in counts}
+                sources, credits = assign_rows(batches * self.global_rows, self._mixture.shares(progress), credits)
+            counts = enumerate(np.bincount(sources).tolist())
+            taken = {index: self._take(index, count, progress) for index, count in counts if count}
         global_rows, local_rows = len(sources), len(sources) * self.local_rows // self.global_rows
         words = np.empty((global_rows, self.length), np.uint8)
         trained_lengths = np.empty(global_rows, np.int64)
@@ -238,8 +237,7 @@ class Loader:
             local = slice(*np.searchsorted(rows, [first, first + local_rows]))
             tokens[rows[local] - first] = stream.tokens_at(places[local])
             positions[rows[local] - first] = places[local, :-1]
-        own = continues[first : first + local_rows]
-        mean = self._mean_counts
+        own, mean = continues[first : first + local_rows], self._mean_counts
         batch = GlobalBatch(tokens, words, sources, first, trained_lengths, own, positions, targets, mean)
         self._drawn = batch, after, credits
         return self._drawn
@@ -263,11 +261,10 @@ class Loader:
         return rows
 
     def _sample(self, index: int) -> Chunks:
-        """Those of a data set's chunks that are drawn for the batch, each by itself."""
-        position = self._positions[index]
+        """Those of a data set's chunks that are drawn for the batch, and its position after it."""
+        position, key = self._positions[index], self._key or 0
         stream, starts, trained = self._epoch(index, position)
-        chance = raw_bits(len(starts), "poisson", self._key or 0, stream.name, position.chunk) / 2.0**64
-        drawn = np.flatnonzero(chance < self.rates[stream.name])
+        drawn = poisson_sample(len(starts), self.rates[stream.name], key, stream.name, position.chunk)
         places = self.chunking.places(stream, starts[drawn], trained[drawn], self.length)
         return places, trained[drawn], np.zeros(len(drawn), bool), position._replace(chunk=position.chunk + 1)
 
@@ -341,23 +338,11 @@ def check_streams(streams: Sequence[TokenStream], chunking: Chunking, length: in
     for stream in streams:
         chunking.check(stream, length)
         if stream.parts > 1:
-            _check_parts(stream, chunking, length)
+            chunking.check_parts(stream, length)
         if stream.data.manifest.tokenizer != first.data.manifest.tokenizer:
             what = f"data sets '{first.name}' and '{stream.name}' were prepared with different tokenizers"
             todo = "Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`."
             raise BraidError(what, todo=todo)
-
-
-def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
-    """Refuse parts that are too short for a chunk, and epochs that end before their part does."""
-    if chunking.words_per_epoch is not None:
-        what = "what is in order or in shards is read to its end, and `words_per_epoch` ends epochs before"
-        raise BraidError(what, "data.chunking", "Leave it out, or use data.order=shuffled with a data set in one.")
-    if stream.shortest_part < length + 1:
-        what = f"the shortest of the {stream.parts} parts that it is read in has {stream.shortest_part} tokens, but a "
-        what += f"chunk of length {length} needs {length + 1}"
-        todo = "Divide it into fewer parts (`data.order.pacing`), begin with a larger one, or prepare larger shards."
-        raise BraidError(what, f"data set '{stream.name}'", todo)
 
 
 class Mixture:

@@ -27,6 +27,11 @@ def random_permutation(count: int, *key: Key) -> np.ndarray:
     return np.argsort(raw_bits(count, *key), kind="stable")
 
 
+def poisson_sample(count: int, probability: float, *key: Key) -> np.ndarray:
+    """Those of the numbers 0 .. count - 1 that are drawn, each by itself with this probability, in their order."""
+    return np.flatnonzero(raw_bits(count, "poisson", *key) / 2.0**64 < probability)
+
+
 def random_integer(bound: int, *key: Key) -> int:
     """A random number in [0, bound)."""
     return int(raw_bits(1, *key)[0]) % bound
