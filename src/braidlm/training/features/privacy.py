@@ -64,7 +64,7 @@ class Privacy(Feature):
         "training.distill": ("a teacher's probabilities are not covered by the bound", "Leave out training.distill."),
         "training.memory": ("a memory carries one row's text into the next", "Leave out training.memory."),
         "training.lengths": ("a sequence that is cut into rows is read several times", "Leave out training.lengths."),
-        "training.parallel": ("the noise is added by one process", "Train in one process."),
+        "training.parallel": ("rows are drawn and noise is added by one process", "Train in one process."),
     }
     capturable = False
     draws_rows = True
@@ -74,7 +74,7 @@ class Privacy(Feature):
         self.config: PrivacyConfig = setup.training.privacy
         self.model, self.budget, self.device = setup.model, setup.training.budget, setup.rank.device
         if setup.rank.world_size > 1:
-            raise BraidError("training.privacy: the noise is added by one process", todo="Train in one process.")
+            raise BraidError("training.privacy: rows are drawn and noise is added by one process", todo="Train in one process.")
         if setup.opened is None or setup.data is None:
             raise BraidError("training.privacy: how much noise is needed follows from the data, and there is none")
         self.generator = torch.Generator(self.device)
