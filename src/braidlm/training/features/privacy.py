@@ -74,7 +74,8 @@ class Privacy(Feature):
         self.config: PrivacyConfig = setup.training.privacy
         self.model, self.budget, self.device = setup.model, setup.training.budget, setup.rank.device
         if setup.rank.world_size > 1:
-            raise BraidError("training.privacy: rows are drawn and noise is added by one process", todo="Train in one process.")
+            what = "training.privacy: rows are drawn and noise is added by one process"
+            raise BraidError(what, todo="Train in one process.")
         if setup.opened is None or setup.data is None:
             raise BraidError("training.privacy: how much noise is needed follows from the data, and there is none")
         self.generator = torch.Generator(self.device)

@@ -103,9 +103,8 @@ class Stepper:
         self.fused = FusedStep(self.optimizer.parts, self.optimizer.decay_factors) if is_fused else None
         self.nothing = torch.zeros((), device=rank.device)
         self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
-        self.length: int | None = None
-        """Tokens of a row in the last step. Rows of one length differ in number where they are drawn, and no such step
-        is captured or compiled as a whole."""
+        self.shape: tuple[int, ...] | None = None  # [rows, time] of the last step
+        self.draws_rows = any(one.draws_rows for one in self.features)
         self.steps = 0
         self.graph: CapturedStep | None = None
 
@@ -135,9 +134,9 @@ class Stepper:
         """Train on this process's rows; `count` labels are in the batch of all processes. `share` of the training is
         done with the step."""
         self.optimizer.set_rate(rate)
-        if self.length not in (None, inputs.shape[1]):
+        if self.shape not in (None, inputs.shape) and not self.draws_rows:
             self._record_again()
-        self.length = inputs.shape[1]
+        self.shape = inputs.shape
         self.steps += 1
         if self.use_graph and self.steps > EAGER_STEPS_BEFORE_CAPTURE:
             report = self._replay(inputs, labels, count)
@@ -163,8 +162,9 @@ class Stepper:
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
         losses, additions, usage = [], [], {}
         extra: dict[str, list[Tensor]] = {name: [] for name in self.extra}
-        drawn, parts = any(one.draws_rows for one in self.features), self.config.accumulation
-        parts = max(-(-len(inputs) // self.config.batch), 1) if drawn else parts
+        parts = self.config.accumulation
+        if self.draws_rows:
+            parts = max(-(-len(inputs) // self.config.batch), 1)
         for index, (tokens, targets) in enumerate(zip(inputs.chunk(parts), labels.chunk(parts), strict=True)):
             synchronize_copies(self.objective, index + 1 == parts)
             found = self._pass(index, tokens, targets, count)
