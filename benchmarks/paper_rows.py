@@ -4,8 +4,9 @@ python benchmarks/paper_rows.py benchmarks/plans/rows.yaml --data DIR --out runs
 
 A plan has tables; a table has chains, one for each combination of what `each` lists and of the parts that `split` makes
 of a study's steps; a chain's commands run one after another. As many chains run at once as memory takes, in the order
-of the plan; a failed chain is tried once more. The same command goes on with what was stopped. --record writes the results of what has finished so far,
-and trains nothing. Tiny models leave most of a GPU idle, so CUDA's multi-process service is started where there is one.
+of the plan; a failed chain is tried once more. The same command goes on with what was stopped. --record writes the
+results of what there is so far, and trains nothing. Where there is CUDA's multi-process service it is started; three or
+four trainings of these sizes fill an H200, and more of them finish no earlier.
 """
 
 import argparse
@@ -92,8 +93,8 @@ def values_of(facts: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]
     """For each chain of a table the words of its folder's name, and what its commands are filled in with."""
     each, split = facts.get("each", {}), facts.get("split", {})
     parts = [part for recipe, count in split.items() for part in parts_of(recipe, count)] or [""]
-    for number, part in enumerate(parts, 1):
-        for values in itertools.product(*each.values()):
+    for values in itertools.product(*each.values()):
+        for number, part in enumerate(parts, 1):
             words = [str(value).replace(" ", "-") for value in values] + [str(number)] * bool(split)
             yield words, dict(zip(each, values, strict=True)) | ({"part": part} if split else {})
 
@@ -143,25 +144,32 @@ def plain(value: Any) -> Any:
 
 
 def rows_of(chain: Chain) -> Iterator[dict[str, Any]]:
-    """The models of each study and evaluation in a chain's folder, each run's last validation, and other JSON files."""
+    """The models of each study and evaluation in a chain's folder, each run's last validation, and other JSON files.
+    A study that was stopped has the scores of the models that are there."""
     for file in sorted(chain.out.glob("*/results.json")):
         for model in json.loads(file.read_text())["models"]:
             yield plain({**chain.values, "of": file.parent.name} | model)
+    for file in sorted(chain.out.glob("*/scores/*.json")):
+        if not (file.parents[1] / "results.json").exists():
+            scores = json.loads(file.read_text())
+            own = {"name": scores["name"], "seed": scores["seed"]}
+            yield plain({**chain.values, "of": file.parents[1].name} | own | scores["found"])
     for file in sorted(chain.out.glob("*/metrics.jsonl")):
         validations = [row for row in map(json.loads, file.open()) if row["kind"] == "validation"]
-        yield plain({**chain.values, "of": file.parent.name} | validations[-1])
+        yield from (plain({**chain.values, "of": file.parent.name} | row) for row in validations[-1:])
     for file in sorted(chain.out.glob("*.json")):
         yield {**chain.values, "of": file.stem, "result": plain(json.loads(file.read_text()))}
 
 
 def record_tables(all_chains: list[Chain], notes: dict[str, str], to: Path) -> None:
-    """One file of results for each table of which any command has finished; its notes say what has not."""
+    """One file of results for each table of which there are any; its notes say what has not finished."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for table, group in itertools.groupby(all_chains, key=lambda chain: chain.table):
         its = list(group)
         left = [f"{chain.name} ({chain.done} of {len(chain.commands)})" for chain in its if chain.is_left]
-        if not any(chain.done for chain in its):
-            print(f"{table}: not begun")
+        rows = [row for chain in its for row in rows_of(chain)]
+        if not rows:
+            print(f"{table}: nothing yet")
             continue
         date = datetime.now(UTC).date().isoformat()
         facts = {
@@ -171,7 +179,7 @@ def record_tables(all_chains: list[Chain], notes: dict[str, str], to: Path) -> N
             "torch": torch.__version__,
             "command": f"python benchmarks/paper_rows.py PLAN --only {table}",
             "notes": "; ".join(filter(None, [notes[table], left and f"commands left: {', '.join(left)}"])),
-            "rows": [row for chain in its if chain.done for row in rows_of(chain)],
+            "rows": rows,
         }
         path = to / f"{date}-{table.replace('-', '_')}-{'gpu' if device.type == 'cuda' else 'cpu'}.json"
         path.write_text(json.dumps(facts, indent=1) + "\n")
@@ -184,7 +192,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder of corpora and evaluation sets")
     parser.add_argument("--out", type=Path, required=True, help="where the runs go")
     parser.add_argument("--only", nargs="+", metavar="TABLE", help="tables of the plan (default: all)")
-    parser.add_argument("--gigabytes", type=float, default=130, help="memory for all chains together")
+    parser.add_argument("--gigabytes", type=float, default=45, help="memory for all chains together")
     parser.add_argument("--record", action="store_true", help="write the results of finished tables, train nothing")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the files of results go")
     args = parser.parse_args()

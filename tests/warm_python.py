@@ -84,7 +84,8 @@ def start() -> None:
 def serve(folder: Path) -> None:
     """Fork for every program that asks, until the process that started this one has ended."""
     for name in IMPORTED:
-        import_module(name)
+        with contextlib.suppress(ImportError):  # what PYTHONPATH alone has is imported when it is needed
+            import_module(name)
     import torch
     from transformers import dynamic_module_utils
 

@@ -1,15 +1,19 @@
 """Measuring the models of a study: bits per byte per domain, tasks, and the routes of tokens."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from braidlm.core import console
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
+from braidlm.core.files import make_folder, write_json
 from braidlm.core.jobs import Jobs
 from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_model
+from braidlm.core.models.integrity import model_hash
+from braidlm.core.reading import read_json
 from braidlm.data.loading.halves import Half
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import ValidationSet, validation_windows
@@ -27,6 +31,8 @@ from braidlm.training.trainable import TrainableBraid
 
 ROUTES = "routes"
 """The folder of the routing report in the folder of a study."""
+SCORES = "scores"
+"""The folder, there too, of what each model costs and reaches."""
 Texts = dict[str, ValidationSet]
 """Held-out text, by domain."""
 
@@ -36,9 +42,8 @@ def measure(
 ) -> StudyResults:
     """Score every model on the held-out documents of every domain, in float32."""
     jobs = jobs or Jobs()
-    texts = _texts(study, study.validation.half)
-    halves = {} if study.validation.half is None else {half: _texts(study, half) for half in get_args(Half)}
-    measured = [jobs.start(f"scores of {m.name}, seed {m.seed}", _measured, m, texts, halves, device) for m in models]
+    scorer = Scorer(study, device)
+    measured = [jobs.start(f"scores of {model.name}, seed {model.seed}", scorer.score, model) for model in models]
     results = StudyResults(study, jobs.results(measured))
     if (tasks := study.tasks) is not None:
         folders = {f"{model.name}, seed {model.seed}": model.folder for model in results.models}
@@ -56,42 +61,76 @@ def measure(
     return results
 
 
-def _texts(study: Study, half: Half | None) -> Texts:
-    with console.silence():  # all of it is prepared
-        streams = open_data(study.data_config, half).validation
-    return {stream.name: validation_windows(stream, study.data.length, study.validation.tokens) for stream in streams}
+@dataclass
+class Scorer:
+    """Scores models of a study, each once: what a model costs and reaches is kept in the study's folder, so that it
+    outlives a study that was stopped."""
 
+    study: Study
+    device: str | None
 
-def _measured(trained: TrainedModel, texts: Texts, halves: dict[str, Texts], device: str | None) -> ModelResult:
-    model = load_model(trained.model, choose_device(device or "auto"))
-    silenced = {}
-    if trained.kind == "composed":
-        for inactive in (names := [part.name for part in trained.parts]):
+    @cached_property
+    def texts(self) -> dict[str, Texts]:
+        """Held-out text, by how much of it: what the study validates on (`all`), and both halves if that is a half."""
+        own = self.study.validation.half
+        halves: tuple[Half, ...] = () if own is None else get_args(Half)
+        with console.silence():  # all of it is prepared
+            return {"all": self._texts(own)} | {half: self._texts(half) for half in halves}
+
+    def _texts(self, half: Half | None) -> Texts:
+        streams, study = open_data(self.study.data_config, half).validation, self.study
+        return {one.name: validation_windows(one, study.data.length, study.validation.tokens) for one in streams}
+
+    def score(self, trained: TrainedModel) -> ModelResult:
+        """What is known of a model, which is scored unless it was."""
+        spent = ("tokens", "words", "seconds", "wall_seconds")
+        if trained.run is None:
+            own = ModelResult(name=trained.name, folder=trained.model)
+        else:
+            own = replace(read_run(trained.name, trained.run.folder), trainable=trained.run.trainable)
+        members = [part.run for part in trained.parts if part.run is not None] if trained.kind == "average" else []
+        trainings = [read_run("", run.folder) for run in members] or [own]
+        return replace(
+            own,
+            kind=trained.kind,
+            seed=trained.seed,
+            folder=trained.model,
+            **{key: sum(getattr(one, key) for one in trainings) for key in spent},
+            **self._kept(trained),
+        )
+
+    def _kept(self, trained: TrainedModel) -> dict[str, Any]:
+        file = self.study.folder / SCORES / f"{trained.name}-seed-{trained.seed}.json"
+        silenced = [part.name for part in trained.parts] if trained.kind == "composed" else []
+        read = {half: {name: _identity(one) for name, one in texts.items()} for half, texts in self.texts.items()}
+        scored = {"model": model_hash(trained.model), "texts": read, "silenced": silenced}
+        if file.exists() and (kept := read_json(file)).get("scored") == scored:
+            return kept["found"]
+        found = self._measured(trained.model, silenced)
+        make_folder(file.parent)
+        write_json(file, {"name": trained.name, "seed": trained.seed, "scored": scored, "found": found})
+        return found
+
+    def _measured(self, folder: Path, names: list[str]) -> dict[str, Any]:
+        """What a model costs and its bits per byte, also when one of the paths of these names is inactive."""
+        model = load_model(folder, choose_device(self.device or "auto"))
+        texts, silenced = self.texts["all"], {}
+        for inactive in names:
             if path_names(model):
                 use_paths(model, [name for name in names if name != inactive])
             else:
                 switch_off_modules(model, [f"{inactive}_[0-9]*"])
             silenced[inactive] = _scores(model, texts)
-        use_paths(model, None)
-        switch_off_modules(model, ())
-    if trained.run is None:
-        own = ModelResult(name=trained.name, folder=trained.model)
-    else:
-        own = replace(read_run(trained.name, trained.run.folder), trainable=trained.run.trainable)
-    members = [part.run for part in trained.parts if part.run is not None] if trained.kind == "average" else []
-    trainings = [read_run("", run.folder) for run in members] or [own]
-    spent = ("tokens", "words", "seconds", "wall_seconds")
-    return replace(
-        own,
-        kind=trained.kind,
-        seed=trained.seed,
-        folder=trained.model,
-        **vars(model_cost(model)),
-        **{key: sum(getattr(one, key) for one in trainings) for key in spent},
-        bits=_scores(model, texts),
-        halves={half: _scores(model, each) for half, each in halves.items()},
-        silenced=silenced,
-    )
+        if names:
+            use_paths(model, None)
+            switch_off_modules(model, ())
+        bits = {half: _scores(model, each) for half, each in self.texts.items()}
+        return vars(model_cost(model)) | {"bits": bits.pop("all"), "halves": bits, "silenced": silenced}
+
+
+def _identity(text: ValidationSet) -> list[Any]:
+    """What changes where another text is scored, or in other rows."""
+    return [text.stream.data.address, text.length, text.rows, text.tokens, text.words, text.bytes]
 
 
 def _scores(model: BraidForCausalLM, texts: Texts) -> Bits:

@@ -14,7 +14,7 @@ from braidlm.inspection.results import RoutingReport, share_chart, verdicts
 from braidlm.inspection.routes_report import PAGE as ROUTES_PAGE
 from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import load_study
-from braidlm.studies.measure import ROUTES, measure, study_routes
+from braidlm.studies.measure import ROUTES, Scorer, measure, study_routes
 from braidlm.studies.results import Bits, ModelResult, StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Role, Study
@@ -48,7 +48,8 @@ def study(
     """
     loaded = recipe if isinstance(recipe, Study) else load_study(str(recipe), overrides)
     with open_jobs(cluster, loaded.folder, device) as jobs:
-        results = measure(loaded, run_study(loaded, device, fresh, jobs=jobs), device, jobs)
+        models = run_study(loaded, device, fresh, jobs=jobs, score=Scorer(loaded, device).score)
+        results = measure(loaded, models, device, jobs)
     with console.silence():  # all of it is prepared
         data = open_data(loaded.data_config, loaded.validation.half)
     routed = study_routes(results, data, loaded.folder / ROUTES)

@@ -55,10 +55,16 @@ def check_one_process(what: str, todo: str) -> None:
 
 
 def run_study(
-    study: Study, device: str | None = None, fresh: bool = False, data: OpenData | None = None, jobs: Jobs | None = None
+    study: Study,
+    device: str | None = None,
+    fresh: bool = False,
+    data: OpenData | None = None,
+    jobs: Jobs | None = None,
+    score: Callable[[TrainedModel], Any] | None = None,
 ) -> list[TrainedModel]:
     """Do whatever steps are not done yet; returns every model in order. `data` is the study's data where it is open
-    already; otherwise it is prepared and opened. `jobs` are where the steps run, here unless given."""
+    already; otherwise it is prepared and opened. `jobs` are where the steps run, here unless given. Each model is given
+    to `score` as soon as it is there."""
     todo = "Its runs can be trained on several GPUs one by one, each a recipe; --cluster trains each on a node."
     check_one_process("a study runs in one process", todo)
     jobs = jobs or Jobs()
@@ -66,10 +72,17 @@ def run_study(
     for name, step in study.steps.items():
         jobs.check_gpus(step.gpus or 0, f"steps.{name}.gpus")
     with locked_folder(study.folder, "train", "with out=DIR"):
-        return _do_steps(study, device, fresh, data, jobs)
+        return _do_steps(study, device, fresh, data, jobs, score)
 
 
-def _do_steps(study: Study, device: str | None, fresh: bool, data: OpenData | None, jobs: Jobs) -> list[TrainedModel]:
+def _do_steps(
+    study: Study,
+    device: str | None,
+    fresh: bool,
+    data: OpenData | None,
+    jobs: Jobs,
+    score: Callable[[TrainedModel], Any] | None,
+) -> list[TrainedModel]:
     """Start every step that is not done yet, and wait for what they make; the study's folder is locked."""
     opened = open_data(study.data_config, study.validation.half) if data is None else data
     runner = _Runner(study, device, opened, jobs.is_remote, fresh)
@@ -78,6 +91,7 @@ def _do_steps(study: Study, device: str | None, fresh: bool, data: OpenData | No
     for name in late:
         steps += [(name, seed) for seed in study.seeds_of(name)[: 1 if study.is_once(name) else None]]
     made: dict[tuple[str, int | None], Any] = {}  # by step and seed (None for an average of all), what jobs will return
+    scores: list[Any] = []
     for name, seed in steps:
         step, is_once = study.steps[name], study.is_once(name)
         for other in step.reads:
@@ -90,8 +104,11 @@ def _do_steps(study: Study, device: str | None, fresh: bool, data: OpenData | No
         cpus = None if step.train is None else study.options_of(name).get("threads")
         asked = {"gpus": step.gpus if step.train is not None else 0, "cpus": cpus}
         title = f"{name}, seed {seed}"
-        made[name, None if is_once else seed] = jobs.start(title, runner.do, name, seed, *parts, fresh=fresh, **asked)
-    return jobs.results(list(made.values()))
+        model = jobs.start(title, runner.do, name, seed, *parts, fresh=fresh, **asked)
+        made[name, None if is_once else seed] = model
+        if score is not None:
+            scores.append(jobs.start(f"scores of {title}", score, model))
+    return jobs.results([*made.values(), *scores])[: len(made)]
 
 
 POLL_SECONDS = 0.5
