@@ -107,7 +107,7 @@ def _do_steps(
         model = jobs.start(title, runner.do, name, seed, *parts, fresh=fresh, **asked)
         made[name, None if is_once else seed] = model
         if score is not None:
-            scores.append(jobs.start(f"scores of {title}", score, model))
+            scores.append(jobs.start(f"scoring {title}", score, model))  # a job runs once under its name
     return jobs.results([*made.values(), *scores])[: len(made)]
 
 
