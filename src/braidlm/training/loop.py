@@ -316,6 +316,7 @@ class Trainer:
         }
         facts = {**asdict(self.progress), **self.reporter.last, **self.reporter.weights_facts()}
         facts |= {key: value for one in self.features for key, value in one.told().items()}
+        facts = {key: value for key, value in facts.items() if value is not None}
         facts |= {"earlier_budgets": self.earlier_budgets} if self.earlier_budgets else {}
         facts |= {"interrupted": True} if interrupted else {}
         name = checkpoint_name(self.recipe.checkpoints.every, self.progress)

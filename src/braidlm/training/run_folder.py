@@ -119,14 +119,19 @@ def _say_what_is_held_out(before: Any, now: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]:
-    """Create the folder with this run's recipe, and hold its lock while the block runs."""
+    """Create the folder with this run's recipe, unless it is there, and hold its lock while the block runs."""
     with locked_folder(folder, "train", "with out=DIR"):
         if fresh:
             with explained_disk_errors(folder):
                 _remove_run(folder)
-        before = read_yaml(folder / RECIPE) if is_run(folder) else None
-        if before != recipe:  # none, another display, or a larger budget
-            if before is not None:
-                _say_what_is_held_out(before, recipe)
+        if not is_run(folder):
             write_yaml(folder / RECIPE, recipe)
         yield
+
+
+def update_recipe(folder: Path, recipe: dict[str, Any]) -> None:
+    """Write the recipe of a run that goes on with another display or a larger budget, when nothing refused it."""
+    before = read_yaml(folder / RECIPE)
+    if before != recipe:
+        _say_what_is_held_out(before, recipe)
+        write_yaml(folder / RECIPE, recipe)

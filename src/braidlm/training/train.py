@@ -32,7 +32,7 @@ from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
 from braidlm.training.monitoring.tracking import Tracker, record_event
 from braidlm.training.recipe import LoadedRecipe, Recipe, decode_recipe, load_recipe
-from braidlm.training.run_folder import check_folder, claimed
+from braidlm.training.run_folder import check_folder, claimed, update_recipe
 from braidlm.training.saving.checkpoints import Checkpoints
 from braidlm.training.start_from import (
     check_length,
@@ -112,7 +112,7 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
         if rank.is_main:
             record_orders(data.train, folder / ORDER)
-        return _run(trainer, folder)
+        return _run(trainer, folder, resolved)
 
 
 def _finished(recipe: Recipe, resolved: dict[str, Any], rank: Rank) -> Run | None:
@@ -128,6 +128,7 @@ def _finished(recipe: Recipe, resolved: dict[str, Any], rank: Rank) -> Run | Non
     check_folder(folder, resolved, fresh=False)
     with claimed(folder, resolved, fresh=False):
         checkpoints.remove_leftovers()
+        update_recipe(folder, resolved)
     console.say(f"{folder} is finished already ({budget}).")
     progress = Progress(**position["progress"])
     return Run(folder, checkpoints.models / name, progress, finished=True, trainable=position["trainable"])
@@ -184,9 +185,11 @@ def _add_adapter(model: BraidForCausalLM, loaded: LoadedRecipe) -> Adapter | Non
     return adapter
 
 
-def _run(trainer: Trainer, folder: Path) -> Run:
+def _run(trainer: Trainer, folder: Path, recipe: dict[str, Any]) -> Run:
     """Resume the run if there is a checkpoint, and train it to its end."""
     resumed, finished = trainer.resume(), trainer.finished
+    if trainer.rank.is_main:
+        update_recipe(folder, recipe)
     if finished:
         console.say(f"{folder} is finished already ({trainer.budget}).")
     else:

@@ -16,10 +16,11 @@ from braidlm.data.loading.chunking import Windows
 from braidlm.data.loading.config import DataConfig, MixtureConfig
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.open_data import open_data
-from braidlm.data.loading.streams import random_permutation, raw_bits
+from braidlm.data.loading.streams import poisson_sample, random_permutation, raw_bits
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.routing.stacked import StackedLinear
 from braidlm.training.amounts import Amount
 from braidlm.training.features import privacy as privacy_feature
 from braidlm.training.features.feature import Setup
@@ -199,6 +200,88 @@ def test_the_noise_has_its_size_and_no_seed() -> None:
     assert not torch.equal(*noises)
 
 
+def test_noise_and_dropout_follow_from_no_seed_that_could_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's generator on a CPU knows 32 bits of a seed, and dropout's is the recipe's."""
+    seeds = iter([5, 5 + 2**32] * 2)
+    monkeypatch.setattr("secrets.randbits", lambda bits: next(seeds))
+    nothing, noises = np.zeros((0, LENGTH), np.int64), []
+    for _ in range(2):
+        noises.append(private_step(tiny_model(), nothing, nothing)[1][0])
+    assert not torch.equal(*noises)
+    monkeypatch.undo()
+    states = []
+    for _ in range(2):
+        model = tiny_model()
+        torch.manual_seed(3)
+        private_step(model, nothing, nothing)
+        states.append(torch.get_rng_state())
+    assert not torch.equal(*states)
+
+
+def test_noise_leaves_frozen_rows_of_a_bank_where_they_are() -> None:
+    model = tiny_model(**MODELS["experts"])
+    bank = next(part for part in model.modules() if isinstance(part, StackedLinear))
+    bank.trained_rows, before = slice(1, 2), bank.weight.detach().clone()
+    private_step(model, *batch())
+    changed = (bank.weight != before).flatten(1)
+    assert changed.any(1).tolist() == [False, True, False]
+    assert changed[1].all()
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_row_without_a_gradient_that_is_a_number_adds_nothing(broken: float) -> None:
+    privacy, _ = private_step(tiny_model(), *batch())
+    sums, gradient = [torch.zeros(3)], torch.tensor([[3.0, 0.0, 4.0], [broken, 1.0, 2.0], [1e30, 0.0, 0.0]])
+    privacy._add(sums, [gradient])
+    torch.testing.assert_close(sums[0], torch.tensor([0.3, 0.0, 0.4]), atol=1e-6, rtol=1e-6)
+
+
+def test_what_comes_out_tells_a_row_as_often_as_its_distribution_says() -> None:
+    """One step of four rows with or without a fifth, whose gradient is long and points away from all others: whoever
+    guesses from the noisy sum is right as often as for the normal distribution with this noise, which is an epsilon
+    below the one that is told."""
+    times, rate, threshold, delta, privacy = 1200, 0.5, 1.0, 1e-2, private_step(tiny_model(), *batch())[0]
+    weight = nn.Parameter(torch.zeros(8))
+    privacy.sums = {weight: torch.zeros(8)}
+    gradients = torch.cat((torch.eye(8)[:4] * 3.0, torch.eye(8)[7:] * 100.0))
+
+    def guesses(rows: int) -> float:
+        found = 0
+        for step in range(times):
+            drawn = gradients[poisson_sample(rows, rate, rows, step)]
+            for part in drawn.split(2):  # as in passes of two rows
+                privacy._add(list(privacy.sums.values()), [part])
+            privacy.end_gradients()
+            assert weight.grad is not None
+            found += weight.grad[7].item() * ROWS / BOUND["clip"] > threshold
+        return found / times
+
+    def above(at: float) -> float:
+        return 0.5 * math.erfc(at / 2**0.5)
+
+    wrong, right = guesses(4), guesses(5)
+    expected = above(threshold), rate * above(threshold - 1) + (1 - rate) * above(threshold)
+    for share, wanted in zip((wrong, right), expected, strict=True):
+        assert abs(share - wanted) < 4.5 * (wanted * (1 - wanted) / times) ** 0.5
+    assert 0.69 < math.log((expected[1] - delta) / expected[0]) < epsilon_spent(1.0, rate, 1, delta)
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(1.0, 1.0, 1), (0.6, 1.0, 1), (3.0, 1.0, 9), (0.8, 0.1, 1)])
+def test_epsilon_is_no_less_than_the_exact_one(noise: float, rate: float, steps: int) -> None:
+    """Steps that read every row are one with less noise; of one step that draws rows, the exact delta is known too."""
+    epsilon, deviation = epsilon_spent(noise, rate, steps, 1e-5), noise / steps**0.5
+
+    def above(at: float) -> float:
+        return 0.5 * math.erfc(at / deviation / 2**0.5)
+
+    def delta(epsilon: float) -> float:
+        """With the row, and without: how likely what comes out is above `at`, where the two differ by e^epsilon."""
+        at = deviation**2 * math.log((math.exp(epsilon) - 1 + rate) / rate) + 0.5
+        return rate * above(at - 1) + (1 - rate) * above(at) - math.exp(epsilon) * above(at)
+
+    assert delta(epsilon) <= 1e-5 < delta(0.8 * epsilon)
+
+
 def test_epsilon_of_a_published_example() -> None:
     """TensorFlow Privacy's tutorial: 60,000 examples, batches of 250, noise 1.3, 15 epochs and delta 1e-5 give epsilon
     1.18 by the conversion of its time (Mironov, 2017); opacus converts more tightly (Balle and others, 2020)."""
@@ -258,6 +341,7 @@ def test_log_and_folder_say_what_the_bound_is_for(
     assert f"Privacy: epsilon 8 at delta 1e-05 for each {unit}{size}: noise of" in capsys.readouterr().out
     told = json.loads((run.model / "lineage.json").read_text())["training"]["privacy"]
     assert (told["delta"], told["for_each"]) == (1e-5, unit)
+    assert "loss" not in json.loads((run.model / "lineage.json").read_text())["training"], "no bound is for it"
     assert 7.7 < told["epsilon"] <= 8
     assert told["poisson_sampling"]["steps"] == 3
     assert f'"for_each": "{unit}"' in (run.model / "README.md").read_text()
@@ -327,6 +411,27 @@ def test_a_larger_budget_needs_other_noise(stories: Path, tmp_path: Path) -> Non
     assert train(private_recipe(stories, tmp_path / "run"), device="cpu").finished
     with pytest.raises(BraidError, match="was chosen for a smaller budget"):
         train(private_recipe(stories, tmp_path / "run", training={"budget": "6 steps"}), device="cpu")
+    assert train(private_recipe(stories, tmp_path / "run"), device="cpu").progress.steps == 3, "as it was"
+
+
+def test_a_run_goes_on_with_its_noise_if_that_keeps_the_bound() -> None:
+    """However much another version of what counts it would ask for."""
+    privacy, _ = private_step(tiny_model(), *batch())
+    needed = noise_multiplier(8, 1e-5, 0.01, 100)
+    privacy.steps, privacy.noise = 100, 1.1 * needed
+    saved = privacy.state()
+    privacy.noise = needed
+    privacy.load_state(saved)
+    assert privacy.noise == 1.1 * needed
+    with pytest.raises(BraidError, match="was chosen for a smaller budget"):
+        privacy.load_state({"noise": torch.tensor(0.9 * needed, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(1e-5, 0), (0.1, 1)])
+def test_a_delta_that_bounds_nothing_is_warned_of(delta: float, warned: int) -> None:
+    privacy, _ = private_step(tiny_model(), *batch(), count=20, unit="document")
+    privacy.config = PrivacyConfig(epsilon=8, delta=delta)
+    assert ["20 documents" in warning for warning in privacy.warnings()] == [True] * warned
 
 
 EXPERTS = {"block": {"attention": {"heads": 2}, "feed": {"hidden": 8, "experts": {"names": 3}}}}
@@ -345,6 +450,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "loss of a join": ({"model": JOINED}, "a routing loss is of the tokens of a whole batch"),
     "routing loss": ({"model": EXPERTS}, "a routing loss is of the tokens of a whole batch"),
     "lengths": ({"training": {"lengths": [{"until": 0.5, "length": 8}]}}, "a sequence that is cut into rows"),
+    "token dropout": ({"training": {"token_dropout": {"rate": 0.1}}}, "how many rows are before it"),
+    "pauses": ({"data": {"pauses": 0.2}}, "how much text is before a row"),
     "losses": ({"training": {"losses": [{"next_sentence": {}}]}}, "an extra loss reads several rows"),
     "curriculum": (
         {"data": {"mix": {"curriculum": [{"at": 0, "weights": {"stories": 1, "maths": 2}}]}}},

@@ -131,9 +131,13 @@ class Loader:
     @property
     def rates(self) -> dict[str, float]:
         """How much of each data set's epoch a step reads in the mean, with the shares of the beginning."""
-        shares = zip(self.names, self._mixture.shares(0.0), strict=True)
-        chunks = [len(self._epoch(index, StreamPosition())[1]) for index in range(len(self.streams))]
-        return {name: self.global_rows * share / count for (name, share), count in zip(shares, chunks, strict=True)}
+        rows = zip(self.rows_per_epoch.items(), self._mixture.shares(0.0), strict=True)
+        return {name: self.global_rows * share / count for (name, count), share in rows}
+
+    @property
+    def rows_per_epoch(self) -> dict[str, int]:
+        """How many rows the first epoch of each data set has."""
+        return {name: len(self._epoch(index, StreamPosition())[1]) for index, name in enumerate(self.names)}
 
     def next_batch(
         self,

@@ -173,7 +173,7 @@ class Feature:
         return contextlib.nullcontext()
 
     def told(self) -> dict[str, Any]:
-        """What lineage and card say of the training so far."""
+        """What lineage and card say of the training so far; what is None is left out."""
         return {}
 
     def facts(self) -> dict[str, int]:

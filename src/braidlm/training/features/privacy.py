@@ -9,18 +9,20 @@ sampling), so that the rows of a step differ in number, and their sum is divided
 So rows must be the same in every epoch and share nothing with each other. A row's loss is divided by a number that no
 text decides, and so is progress: a step counts as the mean one, which fixes the number of steps before the first.
 
-Noise and draws are the operating system's and no seed's: who knew them could take them away. So two runs of a recipe
-differ. The key of the draws is saved with the position, and a run that goes on draws what it would have drawn.
+Noise, draws and dropout are the operating system's and no seed's: who knew them could take them away, and with a known
+seed one row more would change the dropout of all others, which no clip bounds. So two runs of a recipe differ. The key
+of the draws is saved with the position, and a run that goes on draws what it would have drawn.
 """
 
 import contextlib
 import secrets
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,10 +66,19 @@ class Privacy(Feature):
         "training.distill": ("a teacher's probabilities are not covered by the bound", "Leave out training.distill."),
         "training.memory": ("a memory carries one row's text into the next", "Leave out training.memory."),
         "training.lengths": ("a sequence that is cut into rows is read several times", "Leave out training.lengths."),
+        "training.token_dropout": (
+            "which tokens of a row are replaced depends on how many rows are before it, and on a seed that is told",
+            "Leave out training.token_dropout.",
+        ),
+        "data.pauses": (
+            "where pauses stand depends on how much text is before a row, and on a seed that is told",
+            "Leave out data.pauses.",
+        ),
         "training.parallel": ("rows are drawn and noise is added by one process", "Train in one process."),
     }
     capturable = False
     draws_rows = True
+    file = "privacy.safetensors"
     plain_pass = True
 
     def __init__(self, setup: Setup):
@@ -78,8 +89,8 @@ class Privacy(Feature):
             raise BraidError(what, todo="Train in one process.")
         if setup.opened is None or setup.data is None:
             raise BraidError("training.privacy: how much noise is needed follows from the data, and there is none")
-        self.generator = torch.Generator(self.device)
-        self.generator.manual_seed(secrets.randbits(63))
+        self.normal = SecretNormal(self.device)
+        torch.manual_seed(secrets.randbits(64))  # of dropout and of joins that choose at random
         self.at_once = True
         """Whether the gradients of all rows of a pass are computed at once, until that fails."""
         self.step, self.drawn, self.shortened = 0, 0, torch.zeros((), device=self.device)
@@ -119,6 +130,7 @@ class Privacy(Feature):
         unit = loader.chunking.unit(loader.length)
         assert unit is not None  # `problems` refuses others
         self.unit: str = unit
+        self.count = sum(loader.rows_per_epoch.values())
         self.rate = max(loader.rates.values())
         """The probability with which a step has a row of the data set that is read most often."""
         if self.rate > 1:
@@ -138,6 +150,9 @@ class Privacy(Feature):
         parameters = (p for p in self.model.parameters() if p.requires_grad)
         self.sums = {parameter: torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters}
         """Over the rows of a step so far."""
+        banks = [(part, rows) for part in self.model.modules() if (rows := getattr(part, "trained_rows", None))]
+        self.trained_rows = {parameter: rows for part, rows in banks for parameter in part.parameters(recurse=False)}
+        """Of parameters with frozen rows, which noise would move."""
 
     def begin_step(self, step: int, share: float) -> bool:
         self.step, self.drawn = step, 0
@@ -175,10 +190,13 @@ class Privacy(Feature):
 
     @torch.no_grad()
     def _add(self, sums: list[Tensor], gradients: list[Tensor]) -> None:
-        """Add gradients [row, ...], each row's shortened."""
+        """Add gradients [row, ...], each row's shortened; a row's that are no numbers add nothing."""
         gradients = [gradient.float() for gradient in gradients]
         lengths = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
         factors = (self.config.clip / (lengths + 1e-6)).clamp(max=1.0)
+        if not bool((numbers := lengths.isfinite()).all()):
+            factors = factors.where(numbers, 0.0)
+            gradients = [gradient.nan_to_num(0.0, 0.0, 0.0) for gradient in gradients]
         for total, gradient in zip(sums, gradients, strict=True):
             total.add_(torch.tensordot(factors, gradient, 1))
         self.shortened += (lengths > self.config.clip).sum()
@@ -187,27 +205,58 @@ class Privacy(Feature):
     def end_gradients(self) -> None:
         deviation = self.noise * self.config.clip
         for parameter, total in self.sums.items():
-            noise = torch.empty_like(total).normal_(0.0, deviation, generator=self.generator) if deviation else 0.0
-            parameter.grad = ((total + noise) / self.rows).to(parameter.dtype)
+            trained = total[self.trained_rows.get(parameter, ...)]
+            trained += self.normal(trained) * deviation
+            parameter.grad = (total / self.rows).to(parameter.dtype)
             total.zero_()
 
     def readings(self) -> dict[str, float]:
         return {"epsilon": self.spent, "shortened_gradients": float(self.shortened) / max(self.drawn, 1)}
 
+    def warnings(self) -> Iterable[str]:
+        if self.config.delta * self.count >= 1:
+            what = (
+                f"training.privacy: a training that publishes one of {self.count:,} {self.unit}s whole has a delta of "
+            )
+            yield f"{1 / self.count:.1g}, and {self.config.delta:g} is no less; take far less"
+
     def told(self) -> dict[str, Any]:
-        """With what any accountant computes the bound from."""
+        """With what any accountant computes the bound from; and without the loss, for which there is none."""
         bound = {"epsilon": self.spent, "delta": self.config.delta, "for_each": self.unit}
         poisson = {"noise": self.noise, "probability": self.rate, "steps": self.step + 1}
-        return {"privacy": bound | {"poisson_sampling": poisson}}
+        return {"privacy": bound | {"poisson_sampling": poisson}, "loss": None}
 
     @property
     def spent(self) -> float:
         """The epsilon of the steps so far."""
         return epsilon_spent(self.noise, self.rate, self.step + 1, self.config.delta)
 
-    def budget_grew(self) -> None:
-        what = "training.privacy: the noise of the steps so far was chosen for a smaller budget"
-        raise BraidError(what, todo="Train anew (--fresh) with the larger one.")
+    def state(self) -> dict[str, Tensor]:
+        return {"noise": torch.tensor(self.noise, dtype=torch.float64)}
+
+    def load_state(self, saved: Mapping[str, Tensor]) -> None:
+        """Go on with the noise of the steps so far, where it keeps the bound to the end of the budget."""
+        self.noise = float(saved["noise"])
+        if epsilon_spent(self.noise, self.rate, self.steps, self.config.delta) > self.config.epsilon:
+            what = "training.privacy: the noise of the steps so far was chosen for a smaller budget"
+            raise BraidError(what, todo="Train anew (--fresh) with the larger one.")
+
+
+class SecretNormal:
+    """Normal numbers like a tensor's, from a key of the operating system.
+
+    On a CPU they are NumPy's: torch's generator there has seeds of 32 bits, which can all be tried. They are drawn in
+    float64: torch's in float32 end at 5.8 deviations there, and what lies beyond could only be a row's.
+    """
+
+    def __init__(self, device: torch.device):
+        self.numbers, self.generator = np.random.Generator(np.random.Philox()), torch.Generator(device)
+        self.generator.manual_seed(secrets.randbits(64))
+
+    def __call__(self, like: Tensor) -> Tensor:
+        if like.device.type == "cuda":
+            return torch.empty_like(like, dtype=torch.float64).normal_(generator=self.generator).to(like)
+        return torch.as_tensor(self.numbers.standard_normal(tuple(like.shape))).to(like)
 
 
 def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
