@@ -216,9 +216,9 @@ class Privacy(Feature):
     def warnings(self) -> Iterable[str]:
         if self.config.delta * self.count >= 1:
             what = (
-                f"training.privacy: a training that publishes one of {self.count:,} {self.unit}s whole has a delta of "
+                f"training.privacy: a training that publishes one of {self.count:,} {self.unit}s whole has a delta of"
             )
-            yield f"{1 / self.count:.1g}, and {self.config.delta:g} is no less; take far less"
+            yield f"{what} {1 / self.count:.1g}, and {self.config.delta:g} is no less; take far less"
 
     def told(self) -> dict[str, Any]:
         """With what any accountant computes the bound from; and without the loss, for which there is none."""
