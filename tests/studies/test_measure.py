@@ -78,3 +78,15 @@ def test_what_a_composed_model_is_without_a_path_is_kept_too(tmp_path: Path, sco
     again = study(decode_study(plan), device="cpu").of("both")[0]
     assert len(scored) == count
     assert (again.silenced, again.bits) == (both.silenced, both.bits)
+
+
+def test_text_of_the_same_length_is_other_text(tmp_path: Path, scored: list[Path]) -> None:
+    text = tmp_path / "held out.txt"
+    domains = {"stories": {"source": "stories", "documents": 60, "validation": str(text)}}
+    plan = toy_study(tmp_path / "out", tmp_path / "data", steps=DENSE, domains=domains)
+    bits = []
+    for words in ("A cat sees a dog.", "A dog sees a cat."):
+        text.write_text(words)
+        bits.append(study(decode_study(plan), device="cpu").models[0].bits)
+    assert len(scored) == 2
+    assert bits[0] != bits[1]

@@ -1,5 +1,6 @@
 """Measuring the models of a study: bits per byte per domain, tasks, and the routes of tokens."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -81,6 +82,11 @@ class Scorer:
         streams, study = open_data(self.study.data_config, half).validation, self.study
         return {one.name: validation_windows(one, study.data.length, study.validation.tokens) for one in streams}
 
+    @cached_property
+    def _read(self) -> dict[str, dict[str, str]]:
+        """What changes where another text is scored, or in other rows, wherever its files lie."""
+        return {half: {name: _sha256(text) for name, text in texts.items()} for half, texts in self.texts.items()}
+
     def score(self, trained: TrainedModel) -> ModelResult:
         """What is known of a model, which is scored unless it was."""
         spent = ("tokens", "words", "seconds", "wall_seconds")
@@ -102,8 +108,7 @@ class Scorer:
     def _kept(self, trained: TrainedModel) -> dict[str, Any]:
         file = self.study.folder / SCORES / f"{trained.name}-seed-{trained.seed}.json"
         silenced = [part.name for part in trained.parts] if trained.kind == "composed" else []
-        read = {half: {name: _identity(one) for name, one in texts.items()} for half, texts in self.texts.items()}
-        scored = {"model": model_hash(trained.model), "texts": read, "silenced": silenced}
+        scored = {"model": model_hash(trained.model), "texts": self._read, "silenced": silenced}
         if file.exists() and (kept := read_json(file)).get("scored") == scored:
             return kept["found"]
         found = self._measured(trained.model, silenced)
@@ -128,9 +133,11 @@ class Scorer:
         return vars(model_cost(model)) | {"bits": bits.pop("all"), "halves": bits, "silenced": silenced}
 
 
-def _identity(text: ValidationSet) -> list[Any]:
-    """What changes where another text is scored, or in other rows."""
-    return [text.stream.data.address, text.length, text.rows, text.tokens, text.words, text.bytes]
+def _sha256(text: ValidationSet) -> str:
+    digest = hashlib.sha256(f"{text.bytes} {text.length}".encode())
+    for inputs, labels in text:
+        digest.update(inputs.tobytes() + labels.tobytes())
+    return digest.hexdigest()
 
 
 def _scores(model: BraidForCausalLM, texts: Texts) -> Bits:
