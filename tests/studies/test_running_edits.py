@@ -3,7 +3,9 @@
 import contextlib
 import csv
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,14 @@ def test_the_same_call_again_makes_nothing(made: StudyResults) -> None:
     again = run_study(made.study, device="cpu")
     assert [model.model for model in again] == [model.folder for model in made.models]
     assert _times(made.models) == before
+
+
+def test_a_study_that_was_moved_trains_nothing(made: StudyResults, tmp_path: Path) -> None:
+    there = Path(shutil.copytree(made.study.folder, tmp_path / "else where"))
+    before = {path: path.stat().st_mtime_ns for path in there.rglob("*.safetensors")}
+    run_study(replace(made.study, out=str(there)), device="cpu")
+    assert {path: path.stat().st_mtime_ns for path in there.rglob("*.safetensors")} == before
+    assert str(made.study.folder) not in (there / "seed-1" / "tuned" / "recipe.yaml").read_text()
 
 
 def _times(models: list[Any]) -> dict[Path, int]:

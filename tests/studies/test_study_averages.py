@@ -1,6 +1,8 @@
 """Averages of a study: members by seed or by domain, averaged exactly, and one model that learns from them."""
 
 import csv
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,13 @@ def test_both_halves_are_in_one_table(results: StudyResults) -> None:
             assert model.curve[-1].bits == pytest.approx(model.bits, abs=1e-5)
     assert tables(results)[0].name == "tables/bits-per-byte"
     assert (results.study.folder / "tables/bits-per-byte.csv").is_file()
+
+
+def test_a_study_that_was_moved_teaches_nobody_anew(results: StudyResults, tmp_path: Path) -> None:
+    there = Path(shutil.copytree(results.study.folder, tmp_path / "else where"))
+    before = {path: path.stat().st_mtime_ns for path in there.rglob("*.safetensors")}
+    run_study(replace(results.study, out=str(there)), device="cpu")
+    assert {path: path.stat().st_mtime_ns for path in there.rglob("*.safetensors")} == before
 
 
 def test_nothing_is_made_twice_but_what_changed(results: StudyResults) -> None:

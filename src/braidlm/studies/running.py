@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from braidlm.core.jobs import Jobs
 from braidlm.core.models.accounting import CountedModel
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.integrity import model_hash
-from braidlm.core.models.runs import is_run, newest_checkpoint
+from braidlm.core.models.runs import RECIPE, is_run, newest_checkpoint
+from braidlm.core.reading import read_yaml
 from braidlm.core.recipes import is_study
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
@@ -181,7 +183,7 @@ class _Runner:
         shares = study.training_of(name).domains
         if isinstance(shares, dict) and len(shares) > 1:
             data["mix"] = {"weights": shares}
-        training, fresh = study.options_of(name), self.fresh
+        training, fresh, teachers = study.options_of(name), self.fresh, list[Path]()
         begin: dict[str, Any] = {"start_from": str(start)} if start is not None else {"model": study.model_of(name)}
         if isinstance(step, DistilStep):
             # At temperature 1 the members of an average of equal shares teach what the average does, and kernels know
@@ -208,6 +210,8 @@ class _Runner:
             **begin,
         }
         console.say(f"\n{name}, seed {seed}: {amount}")
+        if not fresh and is_run(folder):
+            _follow_models(folder, start, teachers)
         if self.remote and (step.gpus or 0) > 1:
             _train_together(recipe, round(step.gpus or 0), self.device, fresh)
             fresh = False
@@ -236,6 +240,18 @@ class _Runner:
         epoch = Amount(tokens, "tokens") if words is None else Amount(words * len(streams), "words")
         amount = Amount(max(1, round(epochs * epoch.count)), epoch.unit)
         return amount, f"{epochs:g} x {console.count(epoch.count)} {epoch.unit}"
+
+
+def _follow_models(run: Path, start: Path | None, teachers: Sequence[Path]) -> None:
+    """Write where the models are that a run began with and learns from: a study, whose models they are, may be moved."""
+    before = read_yaml(run / RECIPE)
+    now = deepcopy(before)
+    if start is not None:
+        now["start_from"] = str(start)
+    if teachers:
+        now["training"]["distill"]["teachers"] = [{"model": str(one), "weight": 1.0} for one in teachers]
+    if now != before:
+        write_yaml(run / RECIPE, now)
 
 
 def _train_together(recipe: dict[str, Any], processes: int, device: str | None, fresh: bool) -> None:
