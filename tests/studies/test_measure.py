@@ -10,8 +10,9 @@ import pytest
 from braidlm.core.models.runs import is_run
 from braidlm.studies import running
 from braidlm.studies.decoding import decode_study
-from braidlm.studies.measure import SCORES, Scorer
+from braidlm.studies.measure import Scorer
 from braidlm.studies.report import study
+from braidlm.studies.running import SCORES
 from tests.studies.toy_study import DENSE, PATH_MODEL, path, toy_study
 
 STEPS: dict[str, Any] = {**DENSE, "small": {"model": PATH_MODEL}}
@@ -78,6 +79,20 @@ def test_what_a_composed_model_is_without_a_path_is_kept_too(tmp_path: Path, sco
     again = study(decode_study(plan), device="cpu").of("both")[0]
     assert len(scored) == count
     assert (again.silenced, again.bits) == (both.silenced, both.bits)
+
+
+def test_a_fresh_study_that_is_stopped_has_no_report_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = decode_study(toy_study(tmp_path / "out", tmp_path / "data", steps=DENSE))
+    study(plan, device="cpu")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+
+    def stopped(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "train_to_end", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        study(plan, device="cpu", fresh=True)
+    assert {path.name for path in (tmp_path / "out").iterdir()} - {"seed-1"} == {"notes.txt"}
 
 
 def test_text_of_the_same_length_is_other_text(tmp_path: Path, scored: list[Path]) -> None:

@@ -26,14 +26,13 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names, switch_off_modules, use_paths
 from braidlm.studies.decoding import TrainedModel
 from braidlm.studies.results import Bits, ModelResult, StudyResults, read_run
+from braidlm.studies.running import SCORES
 from braidlm.studies.study import Study
 from braidlm.training.monitoring.reporter import score_text
 from braidlm.training.trainable import TrainableBraid
 
 ROUTES = "routes"
 """The folder of the routing report in the folder of a study."""
-SCORES = "scores"
-"""The folder, there too, of what each model costs and reaches."""
 Texts = dict[str, ValidationSet]
 """Held-out text, by domain."""
 

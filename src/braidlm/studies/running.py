@@ -49,6 +49,11 @@ from braidlm.training.recipe import decode_recipe
 from braidlm.training.run_folder import check_folder
 from braidlm.training.train import Run, train
 
+SCORES = "scores"
+"""The folder, in that of a study, of what each model costs and reaches."""
+REPORTED = ("report.html", "results.json", "tables", "routes", SCORES)
+"""What is said of models that `fresh` removes: a study that is stopped before its end would be read as finished."""
+
 
 def check_one_process(what: str, todo: str) -> None:
     """Refuse to run several trainings as one of several processes."""
@@ -74,6 +79,11 @@ def run_study(
     for name, step in study.steps.items():
         jobs.check_gpus(step.gpus or 0, f"steps.{name}.gpus")
     with locked_folder(study.folder, "train", "with out=DIR"):
+        for entry in (study.folder / name for name in REPORTED if fresh):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
         return _do_steps(study, device, fresh, data, jobs, score)
 
 
@@ -243,7 +253,7 @@ class _Runner:
 
 
 def _follow_models(run: Path, start: Path | None, teachers: Sequence[Path]) -> None:
-    """Write where the models are that a run began with and learns from: a study, whose models they are, may be moved."""
+    """Write where the models are now that a run began with and learns from: a study may be moved."""
     before = read_yaml(run / RECIPE)
     now = deepcopy(before)
     if start is not None:
