@@ -31,8 +31,9 @@ class PartSwitches:
     def __init__(self, model: Any):
         self.model = model
         self.gates = {f"layer {number}": gate for number, gate in gates_of(model).items()}
-        head = getattr(model, "head", None)
-        self.members: tuple[str, ...] = tuple(getattr(head, "names", ()))
+        self.average: Any = model if isinstance(model, MembersForCausalLM) else getattr(model, "head", None)
+        """What averages the probabilities of members, if anything does."""
+        self.members: tuple[str, ...] = tuple(getattr(self.average, "names", ()))
         self.set: Switches | None = None
         """The switches that were set last."""
 
@@ -43,28 +44,30 @@ class PartSwitches:
         self.set = None
         off = _known(switches.gates_off, self.gates, "gate")
         _known(switches.members or (), self.members, "member")
-        if isinstance(self.model, LanguageModel):
+        is_braid = isinstance(self.model, LanguageModel)
+        if switches.without and not is_braid:
+            raise BraidError("only Braid's models have named modules")
+        if is_braid or isinstance(self.model, MembersForCausalLM):
             config = self.model.config
-            use_paths(self.model, config.paths if switches.paths is None else switches.paths)
-            switch_off_modules(self.model, (*(config.without or ()), *switches.without))
+            paths = config.paths if switches.paths is None else switches.paths
+            use_paths(self.model, paths)
             if switches.members is not None:
-                if not switches.members:
-                    todo = f"The model has {', '.join(self.members)}."
-                    raise BraidError("at least one member must be active", todo=todo)
-                head: Any = self.model.head
-                head.use_paths({head.names[index] for index in head.active} & set(switches.members))
-                if not head.active:
-                    raise BraidError("none of these members is an active path", todo="Let one of them be active.")
-        else:
-            if isinstance(self.model, MembersForCausalLM):
-                use_paths(self.model, self.model.config.paths if switches.paths is None else switches.paths)
-            elif switches.paths:
-                raise BraidError("only Braid's models and members have paths to choose from")
-            if switches.without:
-                raise BraidError("only Braid's models have named modules")
+                self._use_members(switches.members, self.members if paths is None else paths)
+        elif switches.paths:
+            raise BraidError("only Braid's models and members have paths to choose from")
+        if is_braid:
+            switch_off_modules(self.model, (*(config.without or ()), *switches.without))
         for name, gate in self.gates.items():
             gate.is_off = name in off
         self.set = switches
+
+    def _use_members(self, members: Iterable[str], paths: Iterable[str]) -> None:
+        """Let these members be active, of those whose paths are."""
+        if not members:
+            raise BraidError("at least one member must be active", todo=f"The model has {', '.join(self.members)}.")
+        if not (active := set(members) & set(paths)):
+            raise BraidError("none of these members is an active path", todo="Let one of them be active.")
+        self.average.use_paths(active)
 
 
 def _known(names: Iterable[str], known: Iterable[str], what: str) -> set[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from braidlm.core.decoding.generation import Prompt
+from braidlm.edits.compose import compose
 from braidlm.inspection.generate import generate
 from braidlm.inspection.routes import routes
 from braidlm.opening.open import open_model
@@ -37,6 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, model in made.items():
         saved(model, home / name)
     save_tiny(home / "toy")
+    for name in ("first", "second"):
+        save_decoder("llama", home / "toy", home.parent / name, vocab_size=300)
+    compose([home.parent / "first", home.parent / "second"], home / "decoders", join="posterior")
     return home
 
 
@@ -46,7 +50,7 @@ def test_models_and_the_names_of_their_parts(folder: Path) -> None:
         return (await ask("/braid/models"))["models"]
 
     models = {model["name"]: model for model in with_app(folder, work)}
-    assert set(models) == {"letters", "added", "experts", "posterior", "gated", "toy"}
+    assert set(models) == {"letters", "added", "experts", "posterior", "gated", "toy", "decoders"}
     assert models["letters"]["paths"] == list(PATHS)
     assert [(each["layer"], each["label"]) for each in models["experts"]["modules"]] == [
         ("stages.0.layers.0.attention", "layer 1 attention"),
@@ -58,6 +62,7 @@ def test_models_and_the_names_of_their_parts(folder: Path) -> None:
     assert models["letters"]["tokenizer"] == models["added"]["tokenizer"] != models["toy"]["tokenizer"]
     assert models["gated"]["gates"] == ["layer 2", "layer 3"]
     assert models["posterior"]["members"] == list(PATHS)
+    assert models["decoders"]["members"] == models["decoders"]["paths"] == ["first", "second"]
     assert [name for name, model in models.items() if model["loaded"]] == ["gated"]
     assert models["gated"]["problem"] is None
     assert models["gated"]["parameters"] == sum(p.numel() for p in open_model(folder / "gated").load().parameters())
@@ -137,6 +142,17 @@ def test_members_of_a_posterior(folder: Path) -> None:
     assert (both["kind"], both["choices"]) == ("members", list(PATHS))
     assert all(0 < share < 1 for share in both["weights"][3])
     assert one["weights"] == [[0.0, 1.0]] * len(one["weights"])
+
+
+def test_members_that_are_decoders(folder: Path) -> None:
+    async def work(ask: Ask) -> Any:
+        alone = {"members": ["second"]}
+        shares = [await ask("/braid/routings", model="decoders", text=TEXT, switches=s) for s in ({}, alone)]
+        return [answer["layers"][-1]["weights"][-1] for answer in shares]
+
+    both, one = with_app(folder, work)
+    assert all(0 < share < 1 for share in both)
+    assert one == [0.0, 1.0]
 
 
 def test_what_changes(folder: Path) -> None:

@@ -18,7 +18,6 @@ from braidlm.core.errors import BraidError
 from braidlm.inspection.layers import routing_modules, short_labels
 from braidlm.inspection.lineage import lineage_graph
 from braidlm.inspection.one_text import check_size, gate_name, predict, text_change, token_routings
-from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.switches import module_routers, path_names
 from braidlm.opening.braid import OpenedBraid
 from braidlm.opening.decoder import OpenedDecoder
@@ -31,6 +30,7 @@ from braidlm.serving.engine import Busy, Switches
 from braidlm.serving.inspect import answers
 from braidlm.serving.inspect.folders import ServedFolders
 from braidlm.serving.models import ServedModel, ServedModels
+from braidlm.serving.switches import PartSwitches
 from braidlm.studies.show import folder_facts
 
 MAX_WAITING = 64
@@ -193,7 +193,7 @@ def _parts(opened: OpenedModel) -> dict[str, Any]:
     else:
         assert isinstance(opened, OpenedDecoder)
         model = opened.skeleton(torch.float32)
-    head, choosing = getattr(model, "head", None), routing_modules(model) if is_braid else []
+    choosing = routing_modules(model) if is_braid else []
     labels = dict(zip(choosing, short_labels(model, choosing), strict=True)) if is_braid else {}
     return {
         "kind": opened.kind,
@@ -203,7 +203,7 @@ def _parts(opened: OpenedModel) -> dict[str, Any]:
         "vocab_size": opened.vocab_size,
         "tokenizer": opened.tokenizer.fingerprint,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "paths": list(path_names(model)) if is_braid else [],
+        "paths": list(path_names(model)),
         "modules": [
             answers.Modules(
                 layer=router.address.removesuffix(".router"), label=labels[router], names=list(router.choices)
@@ -211,7 +211,7 @@ def _parts(opened: OpenedModel) -> dict[str, Any]:
             for router in (module_routers(model) if is_braid else ())
         ],
         "gates": [gate_name(number) for number in gates_of(model)],
-        "members": list(head.names) if isinstance(head, AverageHead) else [],
+        "members": list(PartSwitches(model).members),
     }
 
 
