@@ -17,6 +17,7 @@ from braidlm.core.report.rendering import markdown as as_markdown
 from braidlm.core.report.report import Strong
 from braidlm.evals.babylm.averages import averages, babylm_average
 from braidlm.evals.reports.dynamics import dynamics_report
+from braidlm.evals.reports.dynamics import short_report
 from braidlm.evals.reports.scores import explanations, long_table, score_table, scores_report, verdict
 from braidlm.evals.results import Evaluation, ModelResults, Part, ResultCache, TaskResult
 from braidlm.evals.statistics import compare_best
@@ -43,6 +44,15 @@ def markdown(evaluation: Evaluation) -> str:
 
 def rows(evaluation: Evaluation) -> list[Any]:
     return list(score_table(evaluation).rows)
+
+
+def test_the_terminal_shows_what_few_tasks_measure_beside_their_scores() -> None:
+    found = evaluation({"a": (0.0, 1.5), "b": (1.0, 1.49)})
+    assert "| per byte | 31.50 | 31.50 |" in as_markdown(short_report(found))
+    third = replace(found, tasks={**found.tasks, "third": found.tasks["other"]})
+    for model in third.models:
+        model.tasks["third"] = model.tasks["other"]
+    assert "per byte" not in as_markdown(short_report(third))
 
 
 def test_only_what_is_more_than_noise_is_bold() -> None:

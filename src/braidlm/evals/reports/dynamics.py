@@ -17,13 +17,24 @@ import numpy as np
 
 from braidlm.core.report.report import Lines, Report, Table, listed
 from braidlm.evals.babylm.averages import averages
-from braidlm.evals.reports.scores import AMOUNTS, add_method, explanations, run_table, score_cell, score_table, sentence
+from braidlm.evals.reports.scores import (
+    AMOUNTS,
+    add_method,
+    explanations,
+    other_measures,
+    run_table,
+    score_cell,
+    score_table,
+    sentence,
+)
 from braidlm.evals.results import Evaluation, ModelResults
 
 SMOOTHING = 3
 """The window of the moving average, in checkpoints."""
 CLEAR = 2.0
 """Checkpoints that are less than this many standard errors behind the best may be as good."""
+FEW_TASKS = 2
+"""The terminal shows what so many tasks measure beside their scores: a score of 0 may not be all that was found."""
 FULL = 0.95
 """A task that counts by less than this share is named."""
 
@@ -178,6 +189,9 @@ def short_report(evaluation: Evaluation) -> Report:
     report = Report("Scores").table(score_table(evaluation))
     for line in explanations(evaluation, strong="*"):
         report.text(line)
+    for task, result in evaluation.models[0].tasks.items():
+        if result.also and len(evaluation.tasks) <= FEW_TASKS and not evaluation.runs:
+            report.heading(f"{task} by other measures", 3).table(other_measures(evaluation, task))
     if evaluation.over_runs:
         report.table(run_table(evaluation))
     for name, checkpoints in evaluation.runs.items():

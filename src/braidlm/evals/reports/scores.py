@@ -230,14 +230,20 @@ def _add_parts(report: Report, evaluation: Evaluation, task: str) -> None:
         rows = [[name, part.count, *_formatted(scores[name], digits=2)] for name, part in groups.items()]
         caption = "Percent of the items that are right."
         report.heading(f"`{task}` by {kind}", 3).table(Table([kind, "items", *models], rows, caption))
-    if also := results[0].also:
-        rows = [[name, *_formatted([result.also.get(name) for result in results])] for name in also]
-        report.heading(f"`{task}` by other measures", 3).table(Table(["measure", *models], rows))
+    if results[0].also:
+        report.heading(f"`{task}` by other measures", 3).table(other_measures(evaluation, task))
     parts = results[0].parts
     if FEW_PARTS < len(parts) <= MAX_PARTS:  # few stand in the first table
         cells = iter(_formatted([result.parts.get(name) for name in parts for result in results]))
         rows = [[name, part.count, *(next(cells) for _ in results)] for name, part in parts.items()]
         report.heading(f"Parts of `{task}`", 3).table(Table(["part", "items", *models], rows))
+
+
+def other_measures(evaluation: Evaluation, task: str) -> Table:
+    """What a task measures beside its score."""
+    results = [model.tasks[task] for model in evaluation.models]
+    rows = [[name, *_formatted([result.also.get(name) for result in results])] for name in results[0].also]
+    return Table(["measure", *(model.name for model in evaluation.models)], rows)
 
 
 def _add_quotes(report: Report, evaluation: Evaluation, task: str) -> None:
