@@ -10,6 +10,7 @@ four trainings of these sizes fill an H200, and more of them finish no earlier.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -31,6 +32,7 @@ import torch
 import yaml
 from measure import RESULTS, hardware
 
+from braidlm.core.models.runs import read_metrics
 from braidlm.core.recipes import compose_recipe
 
 _LEFT_OUT = {"folder", "run_folder", "sha256", "parts", "by", "metric", "task", "higher_is_better", "silenced", "part"}
@@ -155,10 +157,11 @@ def rows_of(chain: Chain) -> Iterator[dict[str, Any]]:
             own = {"name": scores["name"], "seed": scores["seed"]}
             yield plain({**chain.values, "of": file.parents[1].name} | own | scores["found"])
     for file in sorted(chain.out.glob("*/metrics.jsonl")):
-        validations = [row for row in map(json.loads, file.open()) if row["kind"] == "validation"]
+        validations = read_metrics(file.parent, "validation")
         yield from (plain({**chain.values, "of": file.parent.name} | row) for row in validations[-1:])
     for file in sorted(chain.out.glob("*.json")):
-        yield {**chain.values, "of": file.stem, "result": plain(json.loads(file.read_text()))}
+        with contextlib.suppress(json.JSONDecodeError):  # a command that runs is writing it
+            yield {**chain.values, "of": file.stem, "result": plain(json.loads(file.read_text()))}
 
 
 def record_tables(all_chains: list[Chain], notes: dict[str, str], to: Path) -> None:
