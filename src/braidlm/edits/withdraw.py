@@ -20,7 +20,7 @@ from braidlm.edits.composing.composition import in_stack
 from braidlm.edits.composing.decoders import withdraw_members
 from braidlm.edits.composing.side_by_side import plan_without_modules
 from braidlm.edits.edit import Edit, EditPlan, edits
-from braidlm.edits.modules import check_uncompressed
+from braidlm.edits.modules import check_uncompressed, layers_of, modules_of
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.ends import TokenEmbedding
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -105,7 +105,11 @@ class Withdraw(Edit):
         check_uncompressed(source.info)
         head = source.info.model.head
         if not path_names(source.info.model):
-            raise BraidError("this is one model, and no average of several", source.title)
+            inserted = [name for layer in layers_of(source.info) for one in modules_of(layer) for name in one.new]
+            todo = (
+                f"Inserted modules leave with `--modules`: {', '.join(dict.fromkeys(inserted))}." if inserted else None
+            )
+            raise BraidError("this is one model, and no average of several", source.title, todo)
         if not isinstance(head, AverageHead):
             what = "only a model of an average can be withdrawn for good: other joins have learned from all their paths"
             raise BraidError(what, source.title, "Switch it off (`--paths`), or compose again without it.")

@@ -1,5 +1,6 @@
 """Modules of several owners on one base: side by side, each owner's switched off or withdrawn, and what is refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,9 @@ def test_another_base_is_refused(base: Path, owners: dict[str, Path], tmp_path: 
 def test_what_else_is_refused(base: Path, owners: dict[str, Path], whole: Path, tmp_path: Path) -> None:
     german, maths = owners["german"], owners["maths"]
     edit("insert", base, tmp_path / "closed", modules=1, name="closed", **APART)
+    pressed = owner(base, "pressed", 1, 5)
+    config = (pressed / "config.json").read_text()
+    (pressed / "config.json").write_text(re.sub(r'"switch": [^,\s]+', '"switch": 0.5', config))
     refused: list[tuple[str, Any]] = [
         ("no inserted modules", lambda: compose([base, german], tmp_path / "out", join="modules")),
         ("not open yet", lambda: compose([tmp_path / "closed", german], tmp_path / "out", join="modules")),
@@ -206,6 +210,11 @@ def test_what_else_is_refused(base: Path, owners: dict[str, Path], whole: Path, 
         ("no inserted module 'mats", lambda: edit("withdraw", whole, tmp_path / "o", modules=["mats*"])),
         ("no inserted module 'expert_1'", lambda: edit("withdraw", whole, tmp_path / "o", modules=["expert_1"])),
         ("name the models", lambda: edit("withdraw", whole, tmp_path / "o", modules=["law*"], paths=["a"])),
+        ("(?s)no average.*`--modules`: german_1", lambda: edit("withdraw", whole, tmp_path / "o", paths=["german"])),
+        (
+            "(?s)routing losses.*switch: .*pressed.* 0.5",
+            lambda: compose([german, pressed], tmp_path / "o", join="modules"),
+        ),
     ]
     for words, attempt in refused:
         with pytest.raises(BraidError, match=words):

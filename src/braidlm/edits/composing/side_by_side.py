@@ -107,6 +107,9 @@ def laid_out(owners: Sequence[Owner]) -> tuple[list[dict[str, Any]], dict[str, s
     owner's. Models on other bases are refused, and modules of one name."""
     if found := differences({owner.name: owner.base() for owner in owners}):
         each = [f"{key}: {', '.join(f'{n} {shown(v)}' for n, v in own.items())}" for key, own in found.items()]
+        if all(".router.losses." in key for key in found):
+            what = "these models were trained under different routing losses, which the routers of one base share"
+            raise BraidError(f"{what}:{bullet_list(each)}", todo="Train each with the same `training.routing_losses`.")
         raise BraidError(f"these models do not stand on one base:{bullet_list(each)}", todo=APART)
     of: dict[str, str] = {}
     for owner in owners:
