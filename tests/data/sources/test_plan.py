@@ -125,6 +125,7 @@ def test_parquet_row_groups(
     assert titles == [f"T{number}:{number}" for number in range(40)]
     assert "there is no field 'txt'. Did you mean 'text'? It has: text, id, meta." in fails(path, fields=("txt",))
     text = fails(path, fields=("meta.tilte",))
+    assert "in a recipe with `fields: [NAME]`" in text
     assert "a.parquet, row 1: there is no field 'meta.tilte'. Did you mean 'title'? It has: title." in text
     path.write_bytes(b"PAR1 no")
     assert "this is not a parquet file, or a damaged one" in fails(path)

@@ -300,3 +300,10 @@ def test_hub_names_are_fetched(bpe: BraidTokenizer, tmp_path: Path, monkeypatch:
     bpe.save(tmp_path)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file: str(tmp_path / file))
     assert load_tokenizer("some/model").identity() == bpe.identity()
+
+
+def test_a_run_is_read_from_its_newest_checkpoint(bpe: BraidTokenizer, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step-000002"
+    bpe.save(checkpoint)
+    (checkpoint / "config.json").write_text("{}")
+    assert load_tokenizer(tmp_path).identity() == bpe.identity()

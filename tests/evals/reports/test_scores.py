@@ -16,8 +16,7 @@ from braidlm.core.report.rendering import csv_text
 from braidlm.core.report.rendering import markdown as as_markdown
 from braidlm.core.report.report import Strong
 from braidlm.evals.babylm.averages import averages, babylm_average
-from braidlm.evals.reports.dynamics import dynamics_report
-from braidlm.evals.reports.dynamics import short_report
+from braidlm.evals.reports.dynamics import dynamics_report, short_report
 from braidlm.evals.reports.scores import explanations, long_table, score_table, scores_report, verdict
 from braidlm.evals.results import Evaluation, ModelResults, Part, ResultCache, TaskResult
 from braidlm.evals.statistics import compare_best

@@ -312,9 +312,10 @@ def _unknown(name: str, known: Any, where: str, step: str | None = None) -> Brai
     hint = did_you_mean(step or name, names) if names else ""
     todo = (
         "Choose with `--field NAME` (several: `--field A --field B`; inside an object: `--field A.B`), an answer with "
+        "`--answer NAME`; in a recipe with `fields: [NAME]` and `answer: NAME` beside the source."
     )
     what = f"there is no field '{name}'.{hint if 'Did you' in hint else ''}{listed}"
-    return BraidError(what, where, todo + "`--answer NAME`.")
+    return BraidError(what, where, todo)
 
 
 def _text_of(row: Mapping[str, Any], name: str, options: ReadOptions, where: str) -> str:

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
+from braidlm.core.models.runs import newest_checkpoint
 from braidlm.core.reading import check_openable, given_path, read_json
 from braidlm.data.tokenizing.encoding import PART_CHARS, word_ends
 from braidlm.data.tokenizing.tokenizer import (
@@ -52,12 +53,12 @@ def bytes_tokenizer(special: SpecialTokens | None = None) -> "BraidTokenizer":
 
 
 def load_tokenizer(source: str | Path) -> BraidTokenizer:
-    """From a folder or file of a tokenizer, GPT-2's vocab.json and merges.txt, "bytes", or a name on the Hub."""
+    """From a folder or file of a tokenizer, a run, GPT-2's vocab.json and merges.txt, "bytes", or a name on the Hub."""
     if str(source) == "bytes":
         return bytes_tokenizer()
     path = given_path(source)
     if path.is_dir():
-        return _from_folder(path)
+        return _from_folder(newest_checkpoint(path) or path)
     if path.is_file():
         return _from_file(path, path.with_name("tokenizer_config.json"))
     check_openable(path)
