@@ -14,17 +14,18 @@ import torch
 import yaml
 
 from braidlm.core import console
+from braidlm.core.console import count
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.model.config.strict import encode
 from braidlm.model.paths.switches import module_routers
 from braidlm.studies import running
 from braidlm.studies.decoding import TrainedModel, decode_study, study_models
-from braidlm.studies.report import study
+from braidlm.studies.report import learning_chart, study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import show
-from braidlm.studies.tables import tables, variants
+from braidlm.studies.tables import cost, tables, variants
 from braidlm.training.saving.checkpoints import Checkpoints
 from tests.report_pages import charts_of
 from tests.studies.toy_study import WHOLE_MODEL, toy_study
@@ -149,6 +150,17 @@ def test_the_table_has_changes_against_the_base(made: StudyResults) -> None:
     change = sum(m.bits["maths"] - made.base_of(m).bits["maths"] for m in made.of("tuned")) / 2
     assert rows["tuned"]["maths, change"].startswith(f"{change:+.3f}".replace("-", "−"))
     assert "±" in rows["tuned"]["maths, change"]
+
+
+def test_what_a_variant_began_with_is_counted_with_what_it_saw(made: StudyResults) -> None:
+    chart = learning_chart(made, "maths")
+    assert chart is not None
+    assert chart.x_label == "tokens seen, those before its own training included"
+    base, tuned = made.of("base")[0].tokens, made.of("tuned")[0].tokens
+    assert chart.series["tuned"][0][-1] == base + tuned
+    seen = {row[0]: row[4] for row in cost(made).rows}
+    assert seen["tuned"] == f"{count(base)} + {count(tuned)}"
+    assert seen["tuned_pruned"] == count(base + tuned)
 
 
 def test_files(made: StudyResults) -> None:

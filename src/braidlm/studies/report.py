@@ -90,7 +90,9 @@ def study_report(results: StudyResults, routed: RoutingReport | None) -> Report:
     if routed is not None:
         add_routes(report.heading("Who goes where"), routed, "Held-out documents of each domain.")
     report.heading("The study")
-    return report.code(json.dumps(encode(results.study), indent=2), summary="Everything about this study")
+    return report.code(
+        json.dumps(encode(results.study), indent=2, ensure_ascii=False), summary="Everything about this study"
+    )
 
 
 def add_routes(report: Report, routed: RoutingReport, caption: str) -> None:
@@ -126,24 +128,25 @@ def model_colours(results: StudyResults) -> dict[str, str]:
 
 
 def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, float] | None = None) -> Lines | None:
-    """How the first seed's models learned a domain; a composed model begins after the tokens of what it is made of.
-    None if there was one validation at most."""
+    """How the first seed's models learned a domain; a model that began with others begins after the tokens that these
+    saw. None if there was one validation at most."""
     unit, colours = results.unit, model_colours(results)
     series: dict[str, tuple[list[float], list[float]]] = {}
     series_colours = {}
     for model in (m for m in results.models if m.seed == results.study.seeds[0]):
         points = [(point.seen(unit), point.bits[domain]) for point in model.curve if domain in point.bits]
-        before = results.before(model) if model.kind == "composed" else []
-        shift = sum(part.curve[-1].seen(unit) for part in before if part.curve)
+        shift = sum(getattr(part, unit) for part in results.before(model))
         if points:
             label = f"{model.name} (path)" if model.kind == "path" else model.name
             series[label] = ([seen + shift for seen, _ in points], [bits for _, bits in points])
             series_colours[label] = colours[model.name]
     if all(len(seen) < 2 for seen, _ in series.values()):
         return None
+    included = ["those before its own training included"] if results.names("variant") else []
+    included = included or ["those of the paths included"] * bool(results.names("composed"))
     return Lines(
         series,
-        f"{unit} seen, those of the paths included" if results.names("composed") else f"{unit} seen",
+        ", ".join([f"{unit} seen", *included]),
         f"bits per byte, {domain}",
         levels=levels or {},
         log_x=len(results.study.validation.every.parts) > 1,

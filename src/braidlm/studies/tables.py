@@ -190,7 +190,8 @@ def cost(results: StudyResults) -> Table:
         first, took = models[0], mean(m.seconds for m in models)
         walls = [m.wall_seconds for m in models]
         sizes = (first.parameters, first.active_parameters, first.flops_per_token)
-        seen = [sum(getattr(m, unit) for m in each) for each in (results.before(first), [first]) if each]
+        apart = (sum(getattr(m, unit) for m in each) for each in (results.before(first), [first]))
+        seen = [amount for amount in apart if amount] or [0]
         speed = count(round(first.tokens / took)) if took and first.kind != "average" else None  # which is not trained
         times = duration(took) if took else None, duration(mean(walls)) if all(walls) else None
         rows.append([name, *(f"{size:,}" for size in sizes), " + ".join(map(count, seen)), speed, *times])
