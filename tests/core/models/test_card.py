@@ -91,6 +91,14 @@ def test_the_data_of_a_composed_models_paths() -> None:
     assert "| stories | - | 2,000 | 1,500 | left |" in card({"sources": paths})
 
 
+def test_a_join_stands_as_it_is_given() -> None:
+    join = {"kind": "posterior", "window": None, "settle": None}
+    assert "braid compose (join posterior)." in card({"made_by": "braid compose", "options": {"join": join}})
+    join["settle"] = 16
+    text = card({"made_by": "braid compose", "options": {"join": join}})
+    assert "braid compose (join {kind: posterior, settle: 16})." in text
+
+
 def test_parts_are_listed_and_stacks_have_advice() -> None:
     plain = card({})
     assert "| 0: block | 1 |" in plain

@@ -181,6 +181,10 @@ def _options(options: Mapping[str, Any]) -> Iterator[str]:
     """The options of an edit that were given, but for paths of a machine."""
     for key, value in options.items():
         if key != "seed" and value not in (None, (), []) and not ("/" in str(value) or "\\" in str(value)):
+            if isinstance(value, Mapping):  # as a user writes a join
+                given = {name: own for name, own in value.items() if own is not None}
+                pairs = ", ".join(f"{name}: {own}" for name, own in given.items())
+                value = given["kind"] if given.keys() == {"kind"} else f"{{{pairs}}}"
             yield f"{key} {', '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
 
 

@@ -62,7 +62,8 @@ def compose_decoders(
     roles = {f"{role}_token_id": getattr(first, f"{role}_id") for role in ("eos", "bos", "pad")}
     config = members_config(configs, members, join.kind == "posterior", rule, **roles)
     sizes = {name: sum(p.numel() for p in one.skeleton(dtype).parameters()) for name, one in models.items()}
-    lines = [f"  {name}: {one.kind}, {sizes[name]:,} parameters, from {one.title}" for name, one in models.items()]
+    sized = {name: "LoRA" if "lora" in parts[name] else f"{size:,} parameters" for name, size in sizes.items()}
+    lines = [f"  {name}: {one.kind}, {sized[name]}, from {one.title}" for name, one in models.items()]
     how = "averaged by the shares that are given" if join.kind == "mixture" else averages[join.kind].how
     notes = [f"the models stay as they are, and the probabilities that they give are {how}"]
     notes += [
