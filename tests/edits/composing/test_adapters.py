@@ -132,6 +132,14 @@ def test_the_last_adapter_stays_a_member_and_the_last_base_is_a_decoder(home: Pa
 
 
 @torch.no_grad()
+def test_the_plan_says_which_members_are_adapters(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compose([home / "anna-llama", home / "llama"], None, join="posterior", dry_run=True)
+    said = capsys.readouterr().out
+    assert "anna-llama: llama, LoRA, from anna-llama" in said
+    assert "  llama: llama, " in said
+    assert "parameters, from llama" in said
+
+
 def test_what_is_more_than_products_is_merged(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = save_lora(home / "llama", tmp_path / "more", 3, use_dora=True)
     made = compose([home / "anna-llama", more], tmp_path / "out", join="average")
