@@ -105,3 +105,13 @@ def test_text_of_the_same_length_is_other_text(tmp_path: Path, scored: list[Path
         bits.append(study(decode_study(plan), device="cpu").models[0].bits)
     assert len(scored) == 2
     assert bits[0] != bits[1]
+
+
+def test_a_damaged_file_of_scores_is_written_anew(tmp_path: Path, scored: list[Path]) -> None:
+    plan = decode_study(toy_study(tmp_path / "out", tmp_path / "data", steps=DENSE))
+    (first,) = study(plan, device="cpu").models
+    file = tmp_path / "out" / SCORES / "dense-seed-1.json"
+    file.write_text(file.read_text()[:40])
+    (again,) = study(plan, device="cpu").models
+    assert len(scored) == 2
+    assert again.bits == first.bits == json.loads(file.read_text())["found"]["bits"]

@@ -1,5 +1,6 @@
 """Measuring the models of a study: bits per byte per domain, tasks, and the routes of tokens."""
 
+import contextlib
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -108,8 +109,9 @@ class Scorer:
         file = self.study.folder / SCORES / f"{trained.name}-seed-{trained.seed}.json"
         silenced = [part.name for part in trained.parts] if trained.kind == "composed" else []
         scored = {"model": model_hash(trained.model), "texts": self._read, "silenced": silenced}
-        if file.exists() and (kept := read_json(file)).get("scored") == scored:
-            return kept["found"]
+        with contextlib.suppress(BraidError, FileNotFoundError):  # what is damaged is scored again
+            if (kept := read_json(file)).get("scored") == scored:
+                return kept["found"]
         found = self._measured(trained.model, silenced)
         make_folder(file.parent)
         write_json(file, {"name": trained.name, "seed": trained.seed, "scored": scored, "found": found})
